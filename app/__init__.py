@@ -1,0 +1,1 @@
+"""HTTP, registry, admission, command line. Never imports torch."""

@@ -1,0 +1,1 @@
+"""Tokens in, tokens out: scheduler, page pool, model runner. No HTTP, no SQL, no text."""

@@ -1,0 +1,108 @@
+"""What travels between the API, the queue and an engine: msgpack structs with a closed schema.
+
+Knows nothing of HTTP, SQL or torch. Invariant: every output names its request, the *epoch* under
+which the request was leased, and the *index* of its first token, so that a reader can drop what
+it already has, and whatever an engine that lost its lease still says.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+
+class FinishReason(StrEnum):
+    """Why a sequence ended. `stop` and `length` are OpenAI's; the others end a failed request."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+class AdapterRef(msgspec.Struct, frozen=True, kw_only=True):
+    """An immutable adapter version: who owns it, its digest, and where its bytes are.
+
+    `digest` is `sha256:<64 hex>` (`lora.digest.adapter_digest`); `locator` is what
+    `lora.store.AdapterStore` resolves. Identity is (tenant_id, digest), never a name.
+    """
+
+    tenant_id: str
+    digest: str
+    locator: str
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+    """How tokens are drawn. Draws are a function of (seed, position), so `seed` is always set.
+
+    `temperature` 0 is greedy. `top_k` 0 and `top_p` 1 mean "off". `max_tokens` counts generated
+    tokens. `stop_token_ids` end the sequence with `stop`; the id itself is delivered as the last
+    token and never becomes text.
+    """
+
+    seed: int
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+
+
+class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One sequence to run. `delivered_token_ids` is what the client already has (failover)."""
+
+    request_id: str
+    tenant_id: str
+    api_id: str
+    epoch: int
+    prompt_token_ids: list[int]
+    sampling: SamplingParams
+    adapter: AdapterRef | None = None
+    delivered_token_ids: list[int] = []
+
+
+class EngineError(msgspec.Struct, frozen=True, kw_only=True):
+    """Why an engine could not serve a request: a stable code and a sentence for the client."""
+
+    code: str
+    message: str
+
+
+class TokenOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens `index .. index+len-1` of one request's output; the last one carries the reason.
+
+    Counts are absolute, so that a lost or repeated message does no harm: `num_generated_tokens`
+    is everything generated up to and including this message.
+    """
+
+    request_id: str
+    epoch: int
+    index: int
+    token_ids: list[int]
+    num_prompt_tokens: int
+    num_generated_tokens: int
+    num_cached_tokens: int = 0
+    finish_reason: FinishReason | None = None
+    error: EngineError | None = None
+
+
+class OutputBatch(msgspec.Struct, frozen=True, kw_only=True):
+    """All outputs of one engine step for one API process: one stream entry."""
+
+    engine_id: str
+    outputs: list[TokenOutput]
+
+
+class Abort(msgspec.Struct, frozen=True, kw_only=True, tag="abort"):
+    """The client is gone, or has all it wants: free the request's pages."""
+
+    request_id: str
+    epoch: int
+
+
+class Wake(msgspec.Struct, frozen=True, tag="wake"):
+    """There is work in the queue for an engine that said it was idle."""
+
+
+ControlMessage = Abort | Wake

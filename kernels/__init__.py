@@ -1,0 +1,1 @@
+"""Pure functions of tensors; they know nothing of requests, adapters or tenants."""

@@ -1,0 +1,1 @@
+"""An adapter as data: parsed, checked, laid out in pages, applied."""
