@@ -1,0 +1,102 @@
+"""The registry's connection: sessions, and the scope that row-level security reads.
+
+Knows nothing of tables. Invariant: a session without a scope sees no tenant's rows. A scope is a
+setting of one transaction, so that a pooled connection never carries it to the next request; after
+a commit it has to be set again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import asyncpg
+from sqlalchemy import exc, text
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
+
+from app.errors import UnavailableError
+
+CONNECT_TIMEOUT_S = 2.0
+POOL_TIMEOUT_S = 5.0
+
+_CONNECT_FAILURES = (
+    OSError,
+    TimeoutError,
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    exc.DBAPIError,
+    exc.TimeoutError,
+)
+_SCOPE = text(
+    "SELECT set_config('app.tenant_id', :tenant_id, true),"
+    " set_config('app.scope', :scope, true),"
+    " set_config('app.key_hash', :key_hash, true)"
+)
+
+
+class Database:
+    """A pool of connections to Postgres as the application's role."""
+
+    def __init__(self, url: str, *, pool_size: int = 5) -> None:
+        self.engine = create_async_engine(
+            url,
+            pool_size=pool_size,
+            max_overflow=0,
+            pool_timeout=POOL_TIMEOUT_S,
+            pool_pre_ping=True,
+            connect_args={"timeout": CONNECT_TIMEOUT_S},
+        )
+        self._sessions = async_sessionmaker(self.engine, expire_on_commit=False)
+
+    async def close(self) -> None:
+        await self.engine.dispose()
+
+    @asynccontextmanager
+    async def session(self) -> AsyncIterator[AsyncSession]:
+        """A session on an open connection; what is not committed is rolled back.
+
+        Raises UnavailableError when Postgres cannot be reached, or goes away meanwhile.
+        """
+        async with self._sessions() as session:
+            try:
+                await session.connection()
+            except _CONNECT_FAILURES as error:
+                raise _unavailable(error) from error
+            try:
+                yield session
+            except (exc.OperationalError, exc.InterfaceError) as error:
+                raise _unavailable(error) from error
+            except exc.DBAPIError as error:
+                if error.connection_invalidated:
+                    raise _unavailable(error) from error
+                raise
+
+
+async def tenant_scope(session: AsyncSession, tenant_id: str) -> None:
+    """From here to the end of the transaction: this tenant's rows and no others."""
+    await _set_scope(session, tenant_id=tenant_id)
+
+
+async def operator_scope(session: AsyncSession) -> None:
+    """All tenants as such, to list or find them; none of what they own."""
+    await _set_scope(session, scope="operator")
+
+
+async def worker_scope(session: AsyncSession) -> None:
+    """What waits for a worker, of whichever tenant: versions to verify, bytes to remove."""
+    await _set_scope(session, scope="worker")
+
+
+async def key_scope(session: AsyncSession, key_hash: str) -> None:
+    """The one key row whose hash the client's key has."""
+    await _set_scope(session, key_hash=key_hash)
+
+
+async def _set_scope(
+    session: AsyncSession, *, tenant_id: str = "", scope: str = "", key_hash: str = ""
+) -> None:
+    await session.execute(_SCOPE, {"tenant_id": tenant_id, "scope": scope, "key_hash": key_hash})
+
+
+def _unavailable(error: BaseException) -> UnavailableError:
+    return UnavailableError(internal=f"registry: {type(error).__name__}")
