@@ -1,0 +1,94 @@
+"""A model's chat template: messages to the text that the model was trained to continue.
+
+Knows nothing of tokens or of HTTP. Renders as `transformers.apply_chat_template` does (the same
+sandbox, filters and globals), without importing it. Invariant: a template sees plain JSON values
+only, and whatever it raises becomes a `ChatTemplateError` that a client may read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+Message = dict[str, Any]
+
+
+class ChatTemplateError(ValueError):
+    """The template refused the messages, or could not be applied to them."""
+
+
+class ChatTemplate:
+    """One compiled template. `special_tokens` are its variables `bos_token`, `eos_token`, ..."""
+
+    def __init__(
+        self,
+        source: str,
+        special_tokens: Mapping[str, str],
+        now: Callable[[], datetime] = datetime.now,
+    ) -> None:
+        """Raises ChatTemplateError where the source is no Jinja template."""
+        self._special_tokens = dict(special_tokens)
+        try:
+            self._template = _environment(now).from_string(source)
+        except jinja2.TemplateError as error:
+            raise ChatTemplateError(f"the chat template does not compile: {error}") from error
+
+    def render(self, messages: Sequence[Message], **variables: Any) -> str:
+        """The prompt for the next assistant turn. Raises ChatTemplateError."""
+        known = {"tools": None, "documents": None, **self._special_tokens, **variables}
+        try:
+            return self._template.render(messages=messages, add_generation_prompt=True, **known)
+        except jinja2.TemplateError as error:
+            raise ChatTemplateError(str(error)) from error
+        except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
+            # What a template computes may fail as any Python does; the cause is in the messages.
+            raise ChatTemplateError(f"the chat template failed: {error}") from error
+
+
+class _GenerationTag(Extension):
+    """`{% generation %}` marks the assistant's text for training; here its body is plain text."""
+
+    tags = {"generation"}  # noqa: RUF012 - jinja2's own declaration
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _environment(now: Callable[[], datetime]) -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = lambda format: now().strftime(format)
+    return environment
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Jinja's own filter escapes HTML; models are trained on plain JSON."""
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )

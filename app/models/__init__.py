@@ -1,0 +1,1 @@
+"""The models a tenant may name, in OpenAI's list form."""
