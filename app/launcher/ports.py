@@ -1,0 +1,29 @@
+"""Free and taken ports of 127.0.0.1. Knows nothing of who will listen on them."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+from app.launcher.errors import PortInUseError
+
+LOOPBACK = "127.0.0.1"
+
+
+def free_port() -> int:
+    """A port that was free a moment ago. Another process may take it first: be ready to retry."""
+    with socket.socket() as sock:
+        sock.bind((LOOPBACK, 0))
+        port: int = sock.getsockname()[1]
+        return port
+
+
+def check_port_free(port: int, option: str = "--port", host: str = LOOPBACK) -> None:
+    """Raise PortInUseError if the port cannot be bound. `option` is what would change it."""
+    with socket.socket() as sock:
+        # As servers do, or a connection in TIME_WAIT of the last run would count as a listener.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind((host, port))
+        except OSError as error:
+            raise PortInUseError(port, os.strerror(error.errno or 0), option) from None
