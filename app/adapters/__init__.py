@@ -1,0 +1,1 @@
+"""Adapters: upload, versions, aliases, names, verification."""

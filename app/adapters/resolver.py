@@ -1,0 +1,114 @@
+"""From the `model` of a request to the adapter version it names, for one tenant.
+
+Knows nothing of HTTP. Invariants: the tenant comes from the principal, never from the string;
+what another tenant owns and what does not exist are the same `ModelNotFoundError`; only an active
+version on the served base resolves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from app.adapters.names import DEFAULT_ALIAS, parse_model
+from app.adapters.resolver_repository import NamedVersion, find_versions, list_aliased_versions
+from app.auth import Principal
+from app.db import tenant_scope
+from app.errors import ModelNotFoundError
+from engine.messages import AdapterRef
+from lora.base_spec import BaseSpec
+
+BASE_OWNER = "tenfold"
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedModel:
+    """What a request runs on, pinned for its life. All but `requested` is None for the base."""
+
+    requested: str
+    adapter: AdapterRef | None = None
+    adapter_name: str | None = None
+    version: str | None = None
+    digest: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """One row of `GET /v1/models`. `created_at` is None for the base."""
+
+    id: str
+    owned_by: str
+    created_at: datetime | None = None
+    version: str | None = None
+    digest: str | None = None
+
+
+async def resolve(
+    session: AsyncSession, principal: Principal, model: str, base: BaseSpec
+) -> ResolvedModel:
+    """Pin `model` (grammar: `app.adapters.names`) to a version. Raises ModelNotFoundError."""
+    if model == base.model_id:
+        return ResolvedModel(model)
+    found = await _find(session, principal, model, base)
+    return ResolvedModel(
+        requested=model,
+        adapter=AdapterRef(
+            tenant_id=principal.tenant_id, digest=found.digest, locator=found.locator
+        ),
+        adapter_name=found.adapter_name,
+        version=found.version,
+        digest=found.digest,
+    )
+
+
+async def get_model(
+    session: AsyncSession, principal: Principal, model: str, base: BaseSpec
+) -> ModelCard:
+    """The card of one model, by any of its names. Raises ModelNotFoundError."""
+    if model == base.model_id:
+        return _base_card(base)
+    return _card(model, principal, await _find(session, principal, model, base))
+
+
+async def list_models(
+    session: AsyncSession, principal: Principal, base: BaseSpec
+) -> list[ModelCard]:
+    """What this key may call by name: the base, then each adapter by each of its aliases."""
+    await tenant_scope(session, principal.tenant_id)
+    rows = await list_aliased_versions(session, principal.tenant_id, base.model_id)
+    return [_base_card(base)] + [
+        _card(_model_name(row.adapter_name, alias), principal, row) for alias, row in rows
+    ]
+
+
+async def _find(
+    session: AsyncSession, principal: Principal, model: str, base: BaseSpec
+) -> NamedVersion:
+    name = parse_model(model)
+    if name is None:
+        raise ModelNotFoundError(model)
+    await tenant_scope(session, principal.tenant_id)
+    found = await find_versions(session, principal.tenant_id, base.model_id, name)
+    if len(found) != 1:  # none, or an ambiguous digest
+        raise ModelNotFoundError(model)
+    return found[0]
+
+
+def _model_name(adapter_name: str, alias: str) -> str:
+    return adapter_name if alias == DEFAULT_ALIAS else f"{adapter_name}:{alias}"
+
+
+def _base_card(base: BaseSpec) -> ModelCard:
+    return ModelCard(id=base.model_id, owned_by=BASE_OWNER)
+
+
+def _card(model: str, principal: Principal, row: NamedVersion) -> ModelCard:
+    return ModelCard(
+        id=model,
+        owned_by=principal.tenant_slug,
+        created_at=row.created_at,
+        version=row.version,
+        digest=row.digest,
+    )

@@ -1,0 +1,63 @@
+"""The two applications of an API process: the tenants' port and the admin port.
+
+Knows nothing of what the routes do. Invariant: nothing under `/admin` is reachable on the tenants'
+port, and every route declares one of the policies of `app.auth`.
+"""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Depends, FastAPI, Response
+
+import app.completions.endpoints
+import app.models.endpoints
+from app import health
+from app.adapters import endpoints as adapters
+from app.api_keys import endpoints as api_keys
+from app.auth import public
+from app.context import AppContext
+from app.error_handlers import install_error_handlers
+from app.metrics import CONTENT_TYPE
+from app.middleware import BodyLimit, RequestEdge
+from app.tenants import endpoints as tenants
+
+TENANT_PREFIXES = ("/v1", "/t/{tenant}/v1")
+ADMIN_PREFIX = "/admin/v1"
+
+
+def create_app(context: AppContext) -> FastAPI:
+    """The tenants' port: inference, models, and their own adapters."""
+    api = _new_app(context)
+    for prefix in TENANT_PREFIXES:
+        api.include_router(app.completions.endpoints.router, prefix=prefix)
+        api.include_router(app.models.endpoints.router, prefix=prefix)
+        api.include_router(adapters.tenant_router, prefix=prefix)
+    return api
+
+
+def create_admin_app(context: AppContext) -> FastAPI:
+    """The admin port: `/admin/v1` and `/metrics`. It is never exposed to tenants."""
+    admin = _new_app(context)
+    for router in (tenants.router, api_keys.router, adapters.admin_router):
+        admin.include_router(router, prefix=ADMIN_PREFIX)
+    admin.include_router(_metrics_router(context))
+    return admin
+
+
+def _new_app(context: AppContext) -> FastAPI:
+    api = FastAPI(title="Tenfold", openapi_url=None, docs_url=None, redoc_url=None)
+    api.state.ctx = context
+    install_error_handlers(api)
+    api.include_router(health.router)
+    api.add_middleware(BodyLimit, max_bytes=context.settings.max_body_bytes)
+    api.add_middleware(RequestEdge, metrics=context.metrics)
+    return api
+
+
+def _metrics_router(context: AppContext) -> APIRouter:
+    router = APIRouter(dependencies=[Depends(public)])
+
+    @router.get("/metrics")
+    async def metrics() -> Response:
+        return Response(context.metrics.render(), media_type=CONTENT_TYPE)
+
+    return router

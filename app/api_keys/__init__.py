@@ -1,0 +1,1 @@
+"""Tenants' API keys: made, listed, disabled, deleted."""

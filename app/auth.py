@@ -1,0 +1,121 @@
+"""Who is asking: from a key in the request to a `Principal`, or a refusal.
+
+Knows nothing of what is asked for. Invariants: a `Principal` is made here, from a row that the
+presented key's HMAC found, and nowhere else; whatever fails on the way ends in 401 or 503, never
+in a default; the key itself is neither stored nor logged.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from fastapi import Depends, Request
+
+from app.api_keys.repository import find_key_by_hash
+from app.context import AppContext, get_context
+from app.errors import NotFoundError, PermissionDeniedError, UnauthorizedError
+
+Scope = Literal["inference", "adapters:write"]
+MAX_KEY_CHARS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """A verified key: its tenant, what it may do, and the tenant's limits in force."""
+
+    tenant_id: str
+    tenant_slug: str
+    key_id: str
+    scopes: frozenset[str]
+    concurrency_limit: int
+    queue_depth_limit: int
+
+
+def hash_key(pepper: str, key: str) -> str:
+    """HMAC-SHA256 of the whole key, in hex: what the registry knows a key by."""
+    return hmac.new(pepper.encode(), key.encode(), hashlib.sha256).hexdigest()
+
+
+def public() -> None:
+    """The policy of a route that needs no key. Every route declares one of these four."""
+
+
+async def require_inference(
+    request: Request, context: Annotated[AppContext, Depends(get_context)]
+) -> Principal:
+    return await _require_scope(request, context, "inference")
+
+
+async def require_adapters_write(
+    request: Request, context: Annotated[AppContext, Depends(get_context)]
+) -> Principal:
+    return await _require_scope(request, context, "adapters:write")
+
+
+def require_operator(
+    request: Request, context: Annotated[AppContext, Depends(get_context)]
+) -> None:
+    expected = context.settings.admin_key
+    presented = _presented_key(request)
+    if expected is None or not hmac.compare_digest(
+        presented.encode(), expected.get_secret_value().encode()
+    ):
+        raise _invalid_key()
+
+
+async def verify_key(context: AppContext, key: str) -> Principal:
+    """The principal of `key`. Raises UnauthorizedError, or UnavailableError without registry."""
+    key_hash = hash_key(context.settings.key_pepper.get_secret_value(), key)
+    async with context.database.session() as session:
+        found = await find_key_by_hash(session, key_hash)
+    if found is None or not hmac.compare_digest(found.key.key_hash, key_hash):
+        raise _invalid_key()
+    if found.key.disabled_at is not None:
+        raise UnauthorizedError("This API key has been disabled.", code="key_disabled")
+    if found.key.expires_at is not None and found.key.expires_at <= context.now():
+        raise UnauthorizedError("This API key has expired.", code="key_expired")
+    tenant = found.tenant
+    settings = context.settings
+    return Principal(
+        tenant_id=tenant.id,
+        tenant_slug=tenant.slug,
+        key_id=found.key.id,
+        scopes=frozenset(found.key.scopes),
+        concurrency_limit=tenant.concurrency or settings.tenant_concurrency,
+        queue_depth_limit=tenant.queue_depth or settings.tenant_queue_depth,
+    )
+
+
+async def _require_scope(request: Request, context: AppContext, scope: Scope) -> Principal:
+    principal = await verify_key(context, _presented_key(request))
+    # Under /t/{tenant}/v1 another tenant's path is answered as if that tenant did not exist.
+    tenant = request.path_params.get("tenant")
+    if tenant is not None and tenant not in (principal.tenant_id, principal.tenant_slug):
+        raise NotFoundError()
+    if scope not in principal.scopes:
+        raise PermissionDeniedError(f"This API key lacks the scope '{scope}'.")
+    return principal
+
+
+def _presented_key(request: Request) -> str:
+    """The key in `Authorization: Bearer`, else in `x-api-key`."""
+    authorization = request.headers.get("authorization")
+    if authorization is not None:
+        kind, _, key = authorization.partition(" ")
+        key = key.strip() if kind.lower() == "bearer" else ""
+    else:
+        key = request.headers.get("x-api-key", "").strip()
+    if not key:
+        raise UnauthorizedError(
+            "You did not provide an API key. Send it as 'Authorization: Bearer KEY'."
+        )
+    if len(key) > MAX_KEY_CHARS or not key.isascii():
+        raise _invalid_key()
+    return key
+
+
+def _invalid_key() -> UnauthorizedError:
+    return UnauthorizedError("Incorrect API key provided.")

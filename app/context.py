@@ -1,0 +1,76 @@
+"""What an API process holds for its whole life: settings, connections, the base's description.
+
+Knows nothing of requests. Invariant: made once, by `open_context`, and handed to both
+applications; nothing here changes while they serve.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import cast
+
+from engine.transport.client import QueueClient
+from fastapi import Request
+
+from app.admission import Admission
+from app.completions.tokenizer import Tokenizer
+from app.db import Database
+from app.metrics import Metrics
+from app.settings import Settings
+from lora.base_spec import BaseSpec
+from lora.store import AdapterStore, open_store
+
+Clock = Callable[[], datetime]
+
+
+@dataclass(frozen=True, slots=True)
+class AppContext:
+    settings: Settings
+    database: Database
+    store: AdapterStore
+    base: BaseSpec
+    tokenizer: Tokenizer
+    queue: QueueClient
+    admission: Admission
+    metrics: Metrics
+    now: Clock
+
+
+@asynccontextmanager
+async def open_context(settings: Settings, now: Clock | None = None) -> AsyncIterator[AppContext]:
+    """Connect to everything; `now` (for key expiry) defaults to the system's clock."""
+    base = await asyncio.to_thread(BaseSpec.from_folder, settings.model, settings.model_id)
+    tokenizer = await asyncio.to_thread(Tokenizer.from_folder, settings.model)
+    database = Database(settings.database_url, pool_size=settings.database_pool_size)
+    queue = QueueClient(settings.redis_url, settings.api_id)
+    admission = Admission(settings.redis_url)
+    try:
+        await queue.start()
+        yield AppContext(
+            settings=settings,
+            database=database,
+            store=open_store(settings.adapter_store),
+            base=base,
+            tokenizer=tokenizer,
+            queue=queue,
+            admission=admission,
+            metrics=Metrics(),
+            now=now or utc_now,
+        )
+    finally:
+        await admission.close()
+        await queue.close()
+        await database.close()
+
+
+def utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
+def get_context(request: Request) -> AppContext:
+    """FastAPI dependency: the process's context."""
+    return cast(AppContext, request.app.state.ctx)

@@ -1,0 +1,59 @@
+"""Is the process alive, and can it serve: what Kubernetes asks.
+
+Knows nothing of tenants. Invariant: `/livez` asks nobody else; `/readyz` is 200 only while the
+registry, the queue and at least one engine answer, and it always answers within its time-out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends
+from fastapi.responses import JSONResponse
+from redis.exceptions import RedisError
+from sqlalchemy import text
+
+from app.auth import public
+from app.context import AppContext, get_context
+from app.errors import UnavailableError
+
+CHECK_TIMEOUT_S = 1.0
+
+router = APIRouter(dependencies=[Depends(public)])
+
+
+@router.get("/livez")
+async def livez() -> dict[str, str]:
+    return {"status": "ok"}
+
+
+@router.get("/readyz")
+async def readyz(context: Annotated[AppContext, Depends(get_context)]) -> JSONResponse:
+    registry, engines = await asyncio.gather(_registry_answers(context), _live_engines(context))
+    checks: dict[str, Any] = {
+        "registry": "ok" if registry else "unreachable",
+        "queue": "ok" if engines is not None else "unreachable",
+        "engines": engines or 0,
+    }
+    is_ready = registry and bool(engines)
+    body = {"status": "ready" if is_ready else "unavailable", "checks": checks}
+    return JSONResponse(body, status_code=200 if is_ready else 503)
+
+
+async def _registry_answers(context: AppContext) -> bool:
+    try:
+        async with asyncio.timeout(CHECK_TIMEOUT_S), context.database.session() as session:
+            await session.execute(text("SELECT 1"))
+    except (UnavailableError, TimeoutError):
+        return False
+    return True
+
+
+async def _live_engines(context: AppContext) -> int | None:
+    """How many engines have a fresh heartbeat; None where the queue does not answer."""
+    try:
+        async with asyncio.timeout(CHECK_TIMEOUT_S):
+            return await context.queue.num_engines()
+    except (RedisError, OSError, TimeoutError):
+        return None

@@ -1,0 +1,63 @@
+"""`python -m app.serve`: one API process, both ports on one event loop.
+
+Knows nothing of routes. Invariant: the process ends when either server does, after what runs has
+been given `SHUTDOWN_GRACE_S` to finish.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import structlog
+import uvicorn
+from fastapi import FastAPI
+
+from app.api import create_admin_app, create_app
+from app.context import open_context
+from app.logging import configure_logging
+from app.settings import Settings
+
+log = structlog.get_logger()
+
+SHUTDOWN_GRACE_S = 30
+
+
+def main() -> None:
+    configure_logging("api")
+    # pydantic-settings fills the fields from the environment.
+    asyncio.run(serve(Settings()))  # type: ignore[call-arg]
+
+
+async def serve(settings: Settings) -> None:
+    """Serve until a signal ends it."""
+    async with open_context(settings) as context:
+        servers = [
+            _server(create_app(context), settings.host, settings.port),
+            _server(create_admin_app(context), settings.host, settings.admin_port),
+        ]
+        log.info("api_started", port=settings.port, admin_port=settings.admin_port)
+        running = [asyncio.create_task(server.serve()) for server in servers]
+        await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+        for server in servers:
+            server.should_exit = True
+        await asyncio.gather(*running)
+        log.info("api_stopped")
+
+
+def _server(api: FastAPI, host: str, port: int) -> uvicorn.Server:
+    return uvicorn.Server(
+        uvicorn.Config(
+            api,
+            host=host,
+            port=port,
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=SHUTDOWN_GRACE_S,
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,164 @@
+"""The registry's tables, as SQLAlchemy maps them. The migrations are what makes them.
+
+Knows nothing of requests or rules. Invariants the database itself keeps: a child row names its
+tenant, and composite foreign keys let it belong only to a parent of the same tenant; row-level
+security (migration 0001) is forced on every table here.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    DateTime,
+    ForeignKey,
+    ForeignKeyConstraint,
+    Index,
+    MetaData,
+    SmallInteger,
+    Text,
+    UniqueConstraint,
+    func,
+    text,
+)
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+
+class Table(DeclarativeBase):
+    metadata = MetaData(
+        naming_convention={
+            "pk": "pk_%(table_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+            "ck": "ck_%(table_name)s_%(constraint_name)s",
+        }
+    )
+    type_annotation_map = {  # noqa: RUF012 (SQLAlchemy reads it from the class)
+        str: Text,
+        datetime: DateTime(timezone=True),
+        dict[str, Any]: JSONB,
+        list[dict[str, Any]]: JSONB,
+        list[str]: ARRAY(Text),
+    }
+
+
+class Tenant(Table):
+    __tablename__ = "tenants"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    slug: Mapped[str] = mapped_column(unique=True)
+    external_id: Mapped[str | None] = mapped_column(unique=True)
+    # `metadata` is taken by SQLAlchemy, so the attribute has another name than the column.
+    labels: Mapped[dict[str, Any]] = mapped_column("metadata", server_default=text("'{}'::jsonb"))
+    concurrency: Mapped[int | None]
+    queue_depth: Mapped[int | None]
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
+
+
+class ApiKey(Table):
+    """A key is known by the HMAC of its text; the text itself is never stored."""
+
+    __tablename__ = "api_keys"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id", ondelete="CASCADE"), index=True)
+    name: Mapped[str]
+    key_hash: Mapped[str] = mapped_column(unique=True)
+    last4: Mapped[str]
+    scopes: Mapped[list[str]]
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    expires_at: Mapped[datetime | None]
+    disabled_at: Mapped[datetime | None]
+
+
+class Adapter(Table):
+    __tablename__ = "adapters"
+    __table_args__ = (UniqueConstraint("tenant_id", "name"), UniqueConstraint("id", "tenant_id"))
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id", ondelete="CASCADE"))
+    name: Mapped[str]
+    base_model_id: Mapped[str]
+    description: Mapped[str | None]
+    next_number: Mapped[int] = mapped_column(server_default=text("1"))
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
+
+
+class AdapterVersion(Table):
+    """Immutable but for its state: verifying -> active | rejected, and any -> deleted."""
+
+    __tablename__ = "adapter_versions"
+    __table_args__ = (
+        ForeignKeyConstraint(
+            ["adapter_id", "tenant_id"], ["adapters.id", "adapters.tenant_id"], ondelete="CASCADE"
+        ),
+        UniqueConstraint("adapter_id", "number"),
+        UniqueConstraint("id", "adapter_id", "tenant_id"),
+        CheckConstraint("state IN ('verifying', 'active', 'rejected', 'deleted')", name="state"),
+        Index(
+            "uq_adapter_versions_live_digest",
+            "adapter_id",
+            "digest",
+            unique=True,
+            postgresql_where=text("state <> 'deleted'"),
+        ),
+        Index(
+            "ix_adapter_versions_verifying",
+            "verify_attempts",
+            "created_at",
+            postgresql_where=text("state = 'verifying'"),
+        ),
+        Index("ix_adapter_versions_locator", "locator"),
+    )
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    tenant_id: Mapped[str]
+    adapter_id: Mapped[str]
+    number: Mapped[int]
+    digest: Mapped[str]
+    state: Mapped[str]
+    locator: Mapped[str]
+    num_bytes: Mapped[int] = mapped_column(BigInteger)
+    files: Mapped[list[dict[str, Any]]]
+    manifest: Mapped[dict[str, Any]]
+    report: Mapped[dict[str, Any]]
+    verify_attempts: Mapped[int] = mapped_column(SmallInteger, server_default=text("0"))
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    activated_at: Mapped[datetime | None]
+
+
+class AdapterAlias(Table):
+    """A moving name of one version of the same adapter."""
+
+    __tablename__ = "adapter_aliases"
+    __table_args__ = (
+        ForeignKeyConstraint(
+            ["version_id", "adapter_id", "tenant_id"],
+            ["adapter_versions.id", "adapter_versions.adapter_id", "adapter_versions.tenant_id"],
+        ),
+        ForeignKeyConstraint(
+            ["adapter_id", "tenant_id"], ["adapters.id", "adapters.tenant_id"], ondelete="CASCADE"
+        ),
+    )
+
+    adapter_id: Mapped[str] = mapped_column(primary_key=True)
+    alias: Mapped[str] = mapped_column(primary_key=True)
+    tenant_id: Mapped[str]
+    version_id: Mapped[str] = mapped_column(index=True)
+    updated_at: Mapped[datetime] = mapped_column(server_default=func.now(), onupdate=func.now())
+
+
+class StoreRemoval(Table):
+    """Bytes that no version may need any more; it outlives the tenant, hence no foreign key."""
+
+    __tablename__ = "store_removals"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    tenant_id: Mapped[str]
+    locator: Mapped[str]
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now(), index=True)
