@@ -1,0 +1,35 @@
+"""The fast CPU backend: packed linears, attention over a work list, LoRA as small products.
+
+Knows nothing of requests or adapters. A row's last bits may depend on how many rows share its
+batch; `kernels.cpu.invariant` is the form in which they do not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kernels.cpu.attention import AttentionPlan, TileSizes, build_plan, paged_attention
+from kernels.cpu.linear import PackedLinear, linear, pack_linear
+from kernels.cpu.lora import add_lora
+from kernels.cpu.pointwise import rms_norm, rope_and_store_kv, silu_and_mul
+from kernels.cpu.sampling import sample
+from kernels.interface import SequenceSpan
+
+__all__ = [
+    "PackedLinear",
+    "add_lora",
+    "linear",
+    "pack_linear",
+    "paged_attention",
+    "plan_attention",
+    "rms_norm",
+    "rope_and_store_kv",
+    "sample",
+    "silu_and_mul",
+]
+
+TILES = TileSizes(decode_rows=1, prefill_rows=64, kv_split=128)
+
+
+def plan_attention(spans: Sequence[SequenceSpan], block_size: int) -> AttentionPlan:
+    return build_plan(spans, block_size, TILES)

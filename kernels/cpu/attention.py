@@ -1,0 +1,237 @@
+"""Paged attention on a CPU as a work list of (query tile, KV split) items.
+
+A tile is up to `rows` query tokens of one sequence; a split is `kv_split` consecutive positions,
+cut at absolute positions. All items of one tile size run as one batched product; a tile with
+several splits is merged by its log-sum-exp, split by split in order.
+
+Invariant: a masked position contributes exact zeros, whatever its page holds (NaN included), and
+a split in which a row sees nothing leaves that row's bits unchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kernels.interface import SequenceSpan
+
+# Items whose K and V are gathered at once; bounds the scratch memory of a long prefill.
+MAX_ITEMS = 512
+LOWEST = -1e30
+
+
+@dataclass(frozen=True, slots=True)
+class TileSizes:
+    """Query tokens per tile for single-token and longer spans, and positions per KV split."""
+
+    decode_rows: int
+    prefill_rows: int
+    kv_split: int
+
+
+@dataclass(frozen=True, slots=True)
+class TileGroup:
+    """Tiles of one size, most splits first, so that split j exists for the first `counts[j]`.
+
+    Items are ordered by (split, tile). rows [tiles, R] indexes the batch (padding repeats a row);
+    real [n] are the flat tile rows that are not padding, target [n] their batch rows. pages
+    [items * blocks], hidden [items, R, split] is true where a row may not look. tail_blocks
+    lists gathered blocks with positions past the context, tail_hidden [tails, S] which.
+    """
+
+    rows: Tensor
+    real: Tensor
+    target: Tensor
+    counts: tuple[int, ...]
+    pages: Tensor
+    hidden: Tensor
+    tail_blocks: Tensor
+    tail_hidden: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionPlan:
+    groups: tuple[TileGroup, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Tile:
+    span: SequenceSpan
+    first: int  # offset of the tile's first token within the span
+    num_rows: int
+    num_splits: int
+
+
+def build_plan(spans: Sequence[SequenceSpan], block_size: int, sizes: TileSizes) -> AttentionPlan:
+    decodes = [span for span in spans if span.num_tokens == 1]
+    chunks = [span for span in spans if span.num_tokens > 1]
+    if sizes.decode_rows == sizes.prefill_rows:
+        decodes, chunks = list(spans), []
+    groups = []
+    for group, rows in ((decodes, sizes.decode_rows), (chunks, sizes.prefill_rows)):
+        tiles = _cut(group, rows, sizes.kv_split)
+        groups += [
+            _build_group(batch, rows, block_size, sizes.kv_split) for batch in _batches(tiles)
+        ]
+    return AttentionPlan(tuple(groups))
+
+
+def _cut(spans: Sequence[SequenceSpan], rows: int, kv_split: int) -> list[_Tile]:
+    tiles = []
+    for span in spans:
+        for first in range(0, span.num_tokens, rows):
+            num_rows = min(rows, span.num_tokens - first)
+            end = span.context_len - span.num_tokens + first + num_rows
+            tiles.append(_Tile(span, first, num_rows, -(-end // kv_split)))
+    return sorted(tiles, key=lambda tile: -tile.num_splits)
+
+
+def _batches(tiles: list[_Tile]) -> Iterator[list[_Tile]]:
+    batch: list[_Tile] = []
+    num_items = 0
+    for tile in tiles:
+        if batch and num_items + tile.num_splits > MAX_ITEMS:
+            yield batch
+            batch, num_items = [], 0
+        batch.append(tile)
+        num_items += tile.num_splits
+    if batch:
+        yield batch
+
+
+def _build_group(tiles: list[_Tile], rows: int, block_size: int, kv_split: int) -> TileGroup:
+    counts = tuple(
+        sum(tile.num_splits > split for tile in tiles) for split in range(tiles[0].num_splits)
+    )
+    items = [(tile, split) for split, count in enumerate(counts) for tile in tiles[:count]]
+    batch_rows, positions, real = _tile_rows(tiles, rows)
+    item_positions = np.concatenate([positions[:count] for count in counts])
+    splits = np.repeat(np.arange(len(counts)), counts)
+    key_positions = splits[:, None] * kv_split + np.arange(kv_split)
+    hidden = key_positions[:, None, :] > item_positions[:, :, None]
+    pages, valid = _item_blocks(items, block_size, kv_split)
+    tails = np.flatnonzero(valid < block_size)
+    return TileGroup(
+        rows=torch.from_numpy(batch_rows),
+        real=torch.from_numpy(real),
+        target=torch.from_numpy(batch_rows.reshape(-1)[real]),
+        counts=counts,
+        pages=torch.from_numpy(pages),
+        hidden=torch.from_numpy(hidden),
+        tail_blocks=torch.from_numpy(tails),
+        tail_hidden=torch.from_numpy(np.arange(block_size) >= valid[tails, None]),
+    )
+
+
+def _tile_rows(tiles: Sequence[_Tile], rows: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Batch rows [tiles, R], positions [tiles, R], and which of the flat rows are real [n]."""
+    first = np.array([tile.span.query_start + tile.first for tile in tiles])
+    num_rows = np.array([tile.num_rows for tile in tiles])
+    position = np.array(
+        [tile.span.context_len - tile.span.num_tokens + tile.first for tile in tiles]
+    )
+    offset = np.minimum(np.arange(rows)[None, :], num_rows[:, None] - 1)
+    real = np.flatnonzero((np.arange(rows)[None, :] < num_rows[:, None]).reshape(-1))
+    return first[:, None] + offset, position[:, None] + offset, real
+
+
+def _item_blocks(
+    items: Sequence[tuple[_Tile, int]], block_size: int, kv_split: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Pages [items * blocks] to gather and how many positions of each are in the context.
+
+    Blocks past the context repeat the sequence's first one, whose content is masked.
+    """
+    blocks = kv_split // block_size
+    pages, valid = [], []
+    for tile, split in items:
+        table, context_len = tile.span.block_table, tile.span.context_len
+        num_blocks = -(-context_len // block_size)
+        begin = split * blocks
+        own = list(table[begin : min(begin + blocks, num_blocks)])
+        pages += own + [table[0]] * (blocks - len(own))
+        starts = [(begin + i) * block_size for i in range(len(own))]
+        valid += [min(block_size, context_len - start) for start in starts]
+        valid += [min(block_size, context_len)] * (blocks - len(own))
+    return np.array(pages, dtype=np.int64), np.array(valid, dtype=np.int64)
+
+
+def paged_attention(
+    query: Tensor, key_cache: Tensor, value_cache: Tensor, plan: AttentionPlan, scale: float
+) -> Tensor:
+    out = torch.empty_like(query)
+    for group in plan.groups:
+        _attend(query, key_cache, value_cache, group, scale, out)
+    return out
+
+
+def _attend(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    group: TileGroup,
+    scale: float,
+    out: Tensor,
+) -> None:
+    num_kv_heads, _, _, head_dim = key_cache.shape
+    num_tiles, rows = group.rows.shape
+    heads = query.shape[1] // num_kv_heads
+    num_items, _, kv_split = group.hidden.shape
+
+    keys = key_cache.index_select(1, group.pages)
+    values = value_cache.index_select(1, group.pages)
+    _clear_tails(values, group)
+    keys = keys.view(num_kv_heads, num_items, kv_split, head_dim)
+    values = values.view(num_kv_heads, num_items, kv_split, head_dim)
+
+    # [tiles, R, Hkv, G, D] -> [Hkv, tiles, R * G, D], then one copy of a tile for each split.
+    tiles = query.index_select(0, group.rows.view(-1))
+    tiles = tiles.view(num_tiles, rows, num_kv_heads, heads, head_dim).permute(2, 0, 1, 3, 4)
+    tiles = tiles.reshape(num_kv_heads, num_tiles, rows * heads, head_dim)
+    if len(group.counts) > 1:
+        tiles = torch.cat([tiles[:, :count] for count in group.counts], dim=1)
+
+    scores = torch.matmul(tiles, keys.transpose(-1, -2)).float().mul_(scale)
+    scores = scores.view(num_kv_heads, num_items, rows, heads, kv_split)
+    scores.masked_fill_(group.hidden[None, :, :, None, :], -torch.inf)
+    highest = scores.amax(dim=-1, keepdim=True).clamp_min_(LOWEST)
+    weights = scores.sub_(highest).exp_()
+    total = weights.sum(dim=-1, keepdim=True)
+    weights = weights.view(num_kv_heads, num_items, rows * heads, kv_split)
+    partial = torch.matmul(weights.to(values.dtype), values).float()
+    partial = partial.view(num_kv_heads, num_items, rows, heads, head_dim)
+
+    merged = _merge(partial, highest, total, group.counts)
+    merged = merged.permute(1, 2, 0, 3, 4).reshape(num_tiles * rows, -1, head_dim)
+    out[group.target] = merged[group.real].to(out.dtype)
+
+
+def _clear_tails(values: Tensor, group: TileGroup) -> None:
+    """Zero V past the context: a weight of 0 times a recycled NaN would be NaN."""
+    if group.tail_blocks.numel() == 0:
+        return
+    tails = values.index_select(1, group.tail_blocks)
+    tails.masked_fill_(group.tail_hidden[None, :, :, None], 0.0)
+    values.index_copy_(1, group.tail_blocks, tails)
+
+
+def _merge(partial: Tensor, highest: Tensor, total: Tensor, counts: tuple[int, ...]) -> Tensor:
+    """Combine splits in order; all [Hkv, items, R, G, ...] -> [Hkv, tiles, R, G, D]."""
+    num_tiles = counts[0]
+    out = partial[:, :num_tiles]
+    top, mass = highest[:, :num_tiles], total[:, :num_tiles]
+    begin = num_tiles
+    for count in counts[1:]:
+        here = slice(begin, begin + count)
+        new_top = torch.maximum(top[:, :count], highest[:, here])
+        old_scale = (top[:, :count] - new_top).exp()
+        new_scale = (highest[:, here] - new_top).exp()
+        out[:, :count] = out[:, :count] * old_scale + partial[:, here] * new_scale
+        mass[:, :count] = mass[:, :count] * old_scale + total[:, here] * new_scale
+        top[:, :count] = new_top
+        begin += count
+    return out / mass

@@ -1,0 +1,69 @@
+"""The CPU backend whose bits do not depend on the batch: `--batch-invariant`.
+
+Every product has one fixed shape: rows go through linear and LoRA in padded tiles of `ROW_TILE`,
+attention in tiles of `QUERY_TILE` tokens and KV splits at absolute positions, for prefill and
+decode alike. So a position's result is a function of the base, the adapter and the tokens before
+it: not of its neighbours, the chunk borders, or its place in the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from kernels.cpu.attention import AttentionPlan, TileSizes, build_plan, paged_attention
+from kernels.cpu.linear import PackedLinear, pack_linear
+from kernels.cpu.linear import linear as tile_linear
+from kernels.cpu.pointwise import rms_norm, rope_and_store_kv, silu_and_mul
+from kernels.cpu.sampling import sample
+from kernels.interface import LoraSegment, SequenceSpan
+
+__all__ = [
+    "add_lora",
+    "linear",
+    "pack_linear",
+    "paged_attention",
+    "plan_attention",
+    "rms_norm",
+    "rope_and_store_kv",
+    "sample",
+    "silu_and_mul",
+]
+
+ROW_TILE = 16
+QUERY_TILE = 4
+TILES = TileSizes(decode_rows=QUERY_TILE, prefill_rows=QUERY_TILE, kv_split=128)
+
+
+def plan_attention(spans: Sequence[SequenceSpan], block_size: int) -> AttentionPlan:
+    return build_plan(spans, block_size, TILES)
+
+
+def linear(x: Tensor, weight: PackedLinear, bias: Tensor | None) -> Tensor:
+    tiles = [tile_linear(tile, weight, bias) for tile in _row_tiles(x)]
+    return torch.cat(tiles)[: x.shape[0]]
+
+
+def add_lora(y: Tensor, x: Tensor, segments: Sequence[LoraSegment]) -> None:
+    for segment in segments:
+        a_transposed = segment.site.a.t()
+        begin = segment.start
+        for tile in _row_tiles(x[segment.start : segment.end].float()):
+            end = min(begin + ROW_TILE, segment.end)
+            hidden = torch.mm(tile, a_transposed)
+            for part in segment.site.parts:
+                (rank_begin, rank_end), (out_begin, out_end) = part.rank, part.out
+                delta = torch.mm(hidden[:, rank_begin:rank_end], part.b)
+                target = y[begin:end, out_begin:out_end]
+                target.copy_(target.float() + delta[: end - begin])
+            begin = end
+
+
+def _row_tiles(x: Tensor) -> Sequence[Tensor]:
+    """x [T, K] as tiles of exactly [ROW_TILE, K], the last one padded with zeros."""
+    missing = -x.shape[0] % ROW_TILE
+    padded = functional.pad(x, (0, 0, 0, missing)) if missing else x
+    return torch.split(padded, ROW_TILE)

@@ -1,0 +1,40 @@
+"""Ops that treat every row alone: norm, activation, rotary embedding with the KV write."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return functional.rms_norm(x, weight.shape, weight, eps)
+
+
+def silu_and_mul(gate_up: Tensor) -> Tensor:
+    gate, up = gate_up.chunk(2, dim=-1)
+    return functional.silu(gate).mul_(up)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x [T, heads, D]; cos, sin [T, 1, D]."""
+    first, second = x.chunk(2, dim=-1)
+    turned = torch.cat((second.neg(), first), dim=-1)
+    return torch.addcmul(x * cos, turned, sin)
+
+
+def rope_and_store_kv(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+) -> Tensor:
+    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+    rotated_key = rotate(key, cos, sin)
+    key_cache.flatten(1, 2).index_copy_(1, slot_mapping, rotated_key.transpose(0, 1))
+    value_cache.flatten(1, 2).index_copy_(1, slot_mapping, value.transpose(0, 1))
+    return rotate(query, cos, sin)
