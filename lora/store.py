@@ -1,0 +1,158 @@
+"""Where the bytes of accepted adapters live, addressed by (tenant, digest).
+
+Knows nothing of what an adapter contains. Invariants: a folder that can be fetched is complete
+and holds exactly the bytes its digest names; no tenant's folder tells anything of another's;
+a locator meets a strict pattern before it meets a path.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+from lora.digest import adapter_digest, copy_and_hash
+
+CONFIG_FILE = "adapter_config.json"
+WEIGHTS_FILE = "adapter_model.safetensors"
+CHAT_TEMPLATE_FILE = "chat_template.jinja"
+ADAPTER_FILES = frozenset({CONFIG_FILE, WEIGHTS_FILE, CHAT_TEMPLATE_FILE})
+
+_TENANT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+_DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
+_LOCATOR = re.compile(rf"({_TENANT_ID.pattern})/([0-9a-f]{{64}})")
+_STAGING = ".staging"
+
+
+class AdapterStoreError(Exception):
+    """Base of the store's errors."""
+
+
+class AdapterMissingError(AdapterStoreError):
+    """The store has no complete adapter under this locator."""
+
+
+class AdapterCorruptError(AdapterStoreError):
+    """The bytes offered or found are not those the digest names."""
+
+
+class AdapterStore(Protocol):
+    """A content-addressed place for adapter folders. Blocking: call it from a thread."""
+
+    def put(self, tenant_id: str, digest: str, files: Mapping[str, Path]) -> str:
+        """Keep `files` (name in the adapter -> where it lies now); return the locator.
+
+        Atomic and idempotent. Raises AdapterCorruptError where the bytes are not `digest`'s.
+        """
+        ...
+
+    def fetch(self, locator: str) -> Path:
+        """A readable folder with the adapter's files. Raises AdapterMissingError."""
+        ...
+
+    def delete(self, locator: str) -> None:
+        """Forget the adapter; nothing happens where it is not there."""
+        ...
+
+
+class LocalAdapterStore:
+    """An `AdapterStore` in one local (or shared) folder: `root/<tenant_id>/<digest hex>/`."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def put(self, tenant_id: str, digest: str, files: Mapping[str, Path]) -> str:
+        locator = locator_of(tenant_id, digest)
+        if not {CONFIG_FILE, WEIGHTS_FILE} <= files.keys() <= ADAPTER_FILES:
+            raise ValueError(f"an adapter does not consist of {sorted(files)}")
+        target = self._folder(locator)
+        if _is_complete(target):
+            return locator
+        with self._staging() as staging:
+            folder = Path(staging) / "adapter"
+            folder.mkdir()
+            copies = [copy_and_hash(path, folder / name) for name, path in files.items()]
+            if (found := adapter_digest(copies)) != digest:
+                raise AdapterCorruptError(f"files of {digest} hash to {found}")
+            for copy in copies:
+                _fsync(folder / copy.name)
+            _fsync(folder)
+            _publish(folder, target)
+        return locator
+
+    def fetch(self, locator: str) -> Path:
+        folder = self._folder(locator)
+        if not _is_complete(folder):
+            raise AdapterMissingError(f"no adapter at {locator}")
+        return folder
+
+    def delete(self, locator: str) -> None:
+        folder = self._folder(locator)
+        with self._staging() as staging:
+            try:
+                # One rename, so that nobody ever fetches half an adapter.
+                folder.rename(Path(staging) / "deleted")
+            except FileNotFoundError:
+                return
+
+    def _folder(self, locator: str) -> Path:
+        match = _LOCATOR.fullmatch(locator)
+        if match is None:
+            raise AdapterMissingError("not a locator")
+        return self._root / match[1] / match[2]
+
+    def _staging(self) -> tempfile.TemporaryDirectory[str]:
+        """A scratch folder on the store's own file system, so that a rename is atomic."""
+        folder = self._root / _STAGING
+        folder.mkdir(parents=True, exist_ok=True)
+        return tempfile.TemporaryDirectory(dir=folder)
+
+
+def locator_of(tenant_id: str, digest: str) -> str:
+    """`<tenant_id>/<digest hex>`. Raises ValueError for an id or a digest that is not one."""
+    match = _DIGEST.fullmatch(digest)
+    if _TENANT_ID.fullmatch(tenant_id) is None or match is None:
+        raise ValueError("not a tenant id and a digest")
+    return f"{tenant_id}/{match[1]}"
+
+
+def open_store(url_or_path: str) -> AdapterStore:
+    """The store that `url_or_path` names: a folder's path or `file://` URL.
+
+    Raises:
+        ValueError: another scheme.
+    """
+    scheme, separator, rest = url_or_path.partition("://")
+    if not separator:
+        return LocalAdapterStore(Path(url_or_path))
+    if scheme == "file" and rest.startswith("/"):
+        return LocalAdapterStore(Path(rest))
+    raise ValueError(f"adapter store {url_or_path!r}: only a folder or a file:/// URL is supported")
+
+
+def _is_complete(folder: Path) -> bool:
+    return (folder / CONFIG_FILE).is_file() and (folder / WEIGHTS_FILE).is_file()
+
+
+def _publish(folder: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.rename(target)
+    except OSError:
+        # Somebody else published the same digest first: those are the same bytes.
+        if not _is_complete(target):
+            raise
+        shutil.rmtree(folder)
+    _fsync(target.parent)
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
