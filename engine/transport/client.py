@@ -1,0 +1,243 @@
+"""The API's end of the queue: submit requests, follow their output, abort them.
+
+Async, one per process. Knows nothing of HTTP or text. Invariant: every submitted request's stream
+ends (finished, failed or closed), also where Redis or its engine is gone, and what nobody waits
+for is aborted. `watch.py` holds the rules by which a silent stream is given up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
+
+import structlog
+
+from engine.messages import EngineRequest, TokenOutput
+from engine.transport import codec, keys
+from engine.transport.connection import open_async_redis, translated_errors
+from engine.transport.errors import MessageDecodeError, QueueUnavailableError
+from engine.transport.output_stream import OutputStream
+from engine.transport.scripts import read_script
+from engine.transport.watch import Watch
+
+log = structlog.get_logger(__name__)
+
+MAX_CONNECTIONS = 32
+READ_BLOCK_MS = 1000
+READ_COUNT = 256
+WATCH_INTERVAL_S = 0.25
+RETRY_S = 0.1
+QUEUE_TIMEOUT_S = 60.0
+
+
+class QueueClient:
+    """`start()`, then `submit` any number of requests, then `close()`."""
+
+    def __init__(
+        self,
+        redis_url: str,
+        api_id: str,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.api_id = api_id
+        self._clock = clock
+        self._redis = open_async_redis(redis_url, max_connections=MAX_CONNECTIONS)
+        self._scripts = {
+            name: cast(
+                "Callable[..., Awaitable[Any]]", self._redis.register_script(read_script(name))
+            )
+            for name in ("enqueue", "abort", "inspect", "reap")
+        }
+        self._streams: dict[str, OutputStream] = {}
+        self._aborts: dict[str, tuple[str, int]] = {}  # request -> where its output came from
+        self._has_aborts = asyncio.Event()
+        self._read_ids: list[bytes] = []
+        self._enqueues: set[asyncio.Task[Any]] = set()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._watch = Watch(self._run, self._streams, clock=clock)
+
+    async def start(self) -> None:
+        """Begin to read. Does not fail where Redis is down: see `is_connected`."""
+        steps = {"read": self._read, "watch": self._look, "abort": self._send_aborts}
+        try:
+            await self._watch.look()
+        except QueueUnavailableError as error:
+            log.warning("queue_unavailable", task="start", error=str(error))
+        self._tasks = [
+            asyncio.create_task(self._repeat(name, step), name=f"queue-{name}")
+            for name, step in steps.items()
+        ]
+        for task in self._tasks:
+            task.add_done_callback(self._end_with)
+
+    async def close(self) -> None:
+        """Abort what is in flight and let go of Redis."""
+        for stream in list(self._streams.values()):
+            stream.fail("server_shutting_down", "The server is shutting down.", must_abort=True)
+        await asyncio.gather(*self._enqueues, return_exceptions=True)
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        try:
+            while self._aborts:
+                await self._send_aborts()
+            with translated_errors():
+                await self._redis.delete(keys.out(self.api_id))
+        except QueueUnavailableError as error:
+            log.warning("queue_unavailable", task="close", error=str(error))
+        await self._redis.aclose()
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether Redis answered at the last look (every 0.25 s)."""
+        return self._watch.is_connected
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._streams)
+
+    async def live_engines(self) -> frozenset[str]:
+        """Ids of the engines with a fresh heartbeat. Raises QueueUnavailableError."""
+        await self._watch.look_at_engines()
+        return self._watch.live_engines
+
+    async def num_engines(self) -> int:
+        """How many engines are alive. Raises QueueUnavailableError."""
+        return len(await self.live_engines())
+
+    async def submit(
+        self, request: EngineRequest, *, queue_timeout_s: float | None = QUEUE_TIMEOUT_S
+    ) -> OutputStream:
+        """Put a request into its tenant's queue. Raises QueueUnavailableError.
+
+        If no engine takes it within `queue_timeout_s`, its stream ends with `queue_timeout`. A
+        cancelled or failed `submit` leaves nothing behind.
+        """
+        assert request.api_id == self.api_id, "a stream comes back to the process that submits"
+        assert request.request_id not in self._streams, "request ids are unique"
+        now = self._clock()
+        stream = OutputStream(
+            request,
+            on_end=self._forget,
+            now=now,
+            deadline_at=None if queue_timeout_s is None else now + queue_timeout_s,
+        )
+        self._streams[request.request_id] = stream
+        enqueue = asyncio.create_task(self._enqueue(stream))
+        self._enqueues.add(enqueue)
+        enqueue.add_done_callback(self._enqueues.discard)
+        try:
+            # Shielded: half a command cannot be taken back, a whole one can be aborted.
+            await asyncio.shield(enqueue)
+        except (QueueUnavailableError, asyncio.CancelledError):
+            stream.close()
+            raise
+        return stream
+
+    def abort(self, request_id: str) -> None:
+        """Take a request back, whoever waits for it; its stream ends at once, without output."""
+        stream = self._streams.get(request_id)
+        if stream is not None:
+            stream.close()
+
+    async def _enqueue(self, stream: OutputStream) -> None:
+        request = stream.request
+        try:
+            await self._run(
+                "enqueue",
+                request.request_id,
+                request.tenant_id,
+                request.api_id,
+                codec.encode(request),
+                len(request.prompt_token_ids) + len(request.delivered_token_ids),
+                request.sampling.max_tokens,
+                keys.adapter_member(request.adapter),
+                request.epoch,
+            )
+        finally:
+            stream.is_enqueued = True
+            if stream.is_finished:  # while this was on its way: the abort may have overtaken it
+                self._forget(stream, must_abort=True)
+
+    def _forget(self, stream: OutputStream, must_abort: bool) -> None:
+        self._streams.pop(stream.request_id, None)
+        if must_abort:
+            self._aborts[stream.request_id] = (stream.engine_id or "", stream.epoch)
+            self._has_aborts.set()
+
+    async def _read(self) -> None:
+        """Take what engines said, and delete it: the stream is read from its start each time.
+
+        So neither a clock that steps back nor a server that lost its data can hide an entry.
+        """
+        name = keys.out(self.api_id)
+        started_at = self._clock()
+        with translated_errors():
+            async with self._redis.pipeline(transaction=False) as pipe:
+                if self._read_ids:
+                    pipe.xdel(name, *self._read_ids)
+                pipe.xread({name: "0"}, count=READ_COUNT, block=READ_BLOCK_MS)
+                replies = await pipe.execute()
+        self._read_ids = []
+        for _, entries in replies[-1] or []:
+            for entry_id, fields in entries:
+                self._read_ids.append(entry_id)
+                self._dispatch(fields[b"batch"])
+        if len(self._read_ids) < READ_COUNT:
+            self._watch.caught_up_at = started_at
+
+    def _dispatch(self, data: bytes) -> None:
+        try:
+            batch = codec.decode_batch(data)
+        except MessageDecodeError as error:
+            log.error("output_batch_dropped", api_id=self.api_id, error=str(error))
+            return
+        now = self._clock()
+        for output in batch.outputs:
+            self._push(output, batch.engine_id, now)
+
+    def _push(self, output: TokenOutput, engine_id: str, now: float) -> None:
+        stream = self._streams.get(output.request_id)
+        if stream is not None:
+            stream.push(output, engine_id, now)
+
+    async def _look(self) -> None:
+        await self._watch.look()
+        await asyncio.sleep(WATCH_INTERVAL_S)
+
+    async def _send_aborts(self) -> None:
+        if not self._aborts:
+            self._has_aborts.clear()
+            await self._has_aborts.wait()
+        request_id, (engine_id, epoch) = self._aborts.popitem()
+        try:
+            state = await self._run("abort", request_id, "0", engine_id, epoch)
+        except QueueUnavailableError:
+            self._aborts.setdefault(request_id, (engine_id, epoch))
+            raise
+        log.info("request_aborted", request_id=request_id, was=state.decode())
+
+    async def _repeat(self, name: str, step: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            try:
+                await step()
+            except QueueUnavailableError as error:
+                log.warning("queue_unavailable", task=name, error=str(error))
+                await asyncio.sleep(RETRY_S)
+
+    def _end_with(self, task: asyncio.Task[None]) -> None:
+        """A task that ends on its own is our own mistake: say so, and leave nobody waiting."""
+        if task.cancelled() or not self._tasks:
+            return
+        log.error("queue_task_died", task=task.get_name(), exc_info=task.exception())
+        self._watch.is_connected = False
+        for stream in list(self._streams.values()):
+            stream.fail("internal_error", "The server failed.", must_abort=True)
+
+    async def _run(self, script: str, *args: Any) -> Any:
+        with translated_errors():
+            return await self._scripts[script](args=args)

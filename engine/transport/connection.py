@@ -1,0 +1,65 @@
+"""Opens connections to a Redis-protocol server, blocking and async, with one set of habits.
+
+Knows nothing of the queue. Invariant: nothing is retried behind the caller's back (a lost reply
+does not mean a lost command), a burst waits for a connection instead of failing, and whatever
+Redis cannot do is a QueueUnavailableError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import redis
+import redis.asyncio
+from redis.asyncio.retry import Retry as AsyncRetry
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+from redis.retry import Retry
+
+from engine.transport.errors import QueueUnavailableError
+
+SOCKET_TIMEOUT_S = 5.0  # longer than any blocking command asks for
+CONNECT_TIMEOUT_S = 2.0
+POOL_TIMEOUT_S = 2.0
+
+_OPTIONS: dict[str, Any] = {
+    "protocol": 2,
+    "socket_timeout": SOCKET_TIMEOUT_S,
+    "socket_connect_timeout": CONNECT_TIMEOUT_S,
+    "socket_keepalive": True,
+}
+
+
+def open_redis(url: str, *, max_connections: int) -> redis.Redis:
+    """A blocking client that several threads may share; a connection per call in flight."""
+    pool = redis.BlockingConnectionPool.from_url(
+        url,
+        max_connections=max_connections,
+        timeout=POOL_TIMEOUT_S,
+        retry=Retry(NoBackoff(), 0),
+        **_OPTIONS,
+    )
+    return redis.Redis.from_pool(pool)
+
+
+def open_async_redis(url: str, *, max_connections: int) -> redis.asyncio.Redis:
+    """An async client for one event loop."""
+    pool = redis.asyncio.BlockingConnectionPool.from_url(
+        url,
+        max_connections=max_connections,
+        timeout=POOL_TIMEOUT_S,
+        retry=AsyncRetry(NoBackoff(), 0),
+        **_OPTIONS,
+    )
+    return redis.asyncio.Redis.from_pool(pool)
+
+
+@contextmanager
+def translated_errors() -> Iterator[None]:
+    """Redis's errors, and the socket's, become QueueUnavailableError; also around awaits."""
+    try:
+        yield
+    except (RedisError, OSError) as error:
+        raise QueueUnavailableError(f"{type(error).__name__}: {error}") from error

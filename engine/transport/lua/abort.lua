@@ -1,0 +1,30 @@
+-- Take a request back, wherever it is.
+-- ARGV: request, only_queued ('1' or '0'), engine, epoch (where its output came from, or '')
+-- Returns 'queued': it was waiting, and is gone. 'leased': its engine was told (or, with
+-- only_queued, was left alone). 'lost': its engine is dead, and it is gone. 'unknown': not here.
+local request, only_queued = ARGV[1], ARGV[2] == '1'
+local body = key('request', request)
+local lease = redis.call('HGET', key('leases'), request)
+if lease then
+  if only_queued then
+    return 'leased'
+  end
+  local epoch, boot, engine = parse_lease(lease)
+  push_control(engine, {type = 'abort', request_id = request, epoch = epoch})
+  if is_alive(engine, boot) then
+    return 'leased'  -- the engine's last output ends the lease
+  end
+  redis.call('HDEL', key('leases'), request)
+  redis.call('DEL', body)
+  return 'lost'
+end
+local tenant = redis.call('HGET', body, 'tenant')
+if tenant then
+  remove_from_queue(tenant, request)
+  redis.call('DEL', body)
+  return 'queued'
+end
+if ARGV[3] ~= '' and not only_queued then  -- a Redis that lost its leases: the engine runs on
+  push_control(ARGV[3], {type = 'abort', request_id = request, epoch = tonumber(ARGV[4])})
+end
+return 'unknown'

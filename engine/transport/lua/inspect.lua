@@ -1,0 +1,20 @@
+-- Where are these requests, and which engines live?
+-- ARGV: generation to set where there is none, request *
+-- Returns {generation, live engines, dead engines, one letter per request}: q queued, l leased to
+-- a live engine, d leased to a dead one, u unknown (finished, or this server lost its data).
+redis.call('SET', key('generation'), ARGV[1], 'NX')
+local live, dead, states = {}, {}, {}
+for _, engine in ipairs(redis.call('SMEMBERS', key('engines'))) do
+  local is_here = redis.call('EXISTS', key('engine', engine)) == 1
+  table.insert(is_here and live or dead, engine)
+end
+for i = 2, #ARGV do
+  local lease = redis.call('HGET', key('leases'), ARGV[i])
+  if lease then
+    local _, boot, engine = parse_lease(lease)
+    states[#states + 1] = is_alive(engine, boot) and 'l' or 'd'
+  else
+    states[#states + 1] = redis.call('EXISTS', key('request', ARGV[i])) == 1 and 'q' or 'u'
+  end
+end
+return {redis.call('GET', key('generation')), live, dead, table.concat(states)}

@@ -1,0 +1,140 @@
+"""One request's output, as the API waits for it.
+
+Knows nothing of Redis: the client's reader pushes, one consumer iterates. Invariant: tokens come
+out once each and in order, whatever arrives twice or late; the stream always ends, the last output
+carries a finish_reason, and nothing follows it. Pushing never waits for the consumer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from engine.messages import EngineError, EngineRequest, FinishReason, TokenOutput
+
+MAX_BUFFERED_OUTPUTS = 1024
+
+
+class OutputStream:
+    """`async with stream: async for output in stream`. Closing it early aborts the request.
+
+    Errors arrive as a last output with `finish_reason` ERROR and an `error`; codes made here:
+    `output_lost` (a hole in the tokens) and `client_too_slow` (nobody reads).
+    """
+
+    def __init__(
+        self,
+        request: EngineRequest,
+        *,
+        on_end: Callable[[OutputStream, bool], None],
+        now: float = 0.0,
+        deadline_at: float | None = None,
+        max_buffered_outputs: int = MAX_BUFFERED_OUTPUTS,
+    ) -> None:
+        """`on_end(stream, must_abort)` is called once, when no more output is wanted."""
+        self.request = request
+        self.request_id = request.request_id
+        self.engine_id: str | None = None
+        self.epoch = request.epoch
+        self.is_enqueued = False
+        self.is_finished = False
+        self.last_output_at = now
+        self.deadline_at = deadline_at
+        self.unknown_since: float | None = None
+        self._on_end = on_end
+        self._max_buffered_outputs = max_buffered_outputs
+        self._next_index = len(request.delivered_token_ids)
+        self._buffer: deque[TokenOutput] = deque()
+        self._has_news = asyncio.Event()
+
+    @property
+    def has_started(self) -> bool:
+        """True once an engine has said anything about the request."""
+        return self.engine_id is not None
+
+    def push(self, output: TokenOutput, engine_id: str, now: float) -> None:
+        """Take what is new in `output`; drop what is known, and what an old epoch still says."""
+        if self.is_finished or output.epoch < self.epoch:
+            return
+        self.epoch = output.epoch
+        self.engine_id = engine_id
+        self.last_output_at = now
+        self.unknown_since = None
+        has_failed = output.finish_reason in (FinishReason.ABORT, FinishReason.ERROR)
+        if output.index > self._next_index and not has_failed:
+            self.fail("output_lost", "Part of the output was lost.", must_abort=True)
+            return
+        fresh = output.token_ids[max(0, self._next_index - output.index) :]
+        if not fresh and output.finish_reason is None:
+            return
+        if len(self._buffer) >= self._max_buffered_outputs and output.finish_reason is None:
+            self.fail("client_too_slow", "The client does not read its stream.", must_abort=True)
+            return
+        self._append(msgspec.structs.replace(output, index=self._next_index, token_ids=fresh))
+        if output.finish_reason is not None:
+            self._end(must_abort=False)
+
+    def fail(self, code: str, message: str, *, must_abort: bool) -> None:
+        """End the stream with an error, after what is buffered."""
+        if self.is_finished:
+            return
+        self._append(
+            TokenOutput(
+                request_id=self.request_id,
+                epoch=self.epoch,
+                index=self._next_index,
+                token_ids=[],
+                num_prompt_tokens=len(self.request.prompt_token_ids),
+                num_generated_tokens=self._next_index,
+                finish_reason=FinishReason.ERROR,
+                error=EngineError(code=code, message=message),
+            )
+        )
+        self._end(must_abort=must_abort)
+
+    def close(self) -> None:
+        """No more output is wanted. Never waits, so it is safe in a cancelled task."""
+        self._buffer.clear()
+        self._end(must_abort=True)
+
+    async def aclose(self) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> TokenOutput:
+        while not self._buffer:
+            if self.is_finished:
+                raise StopAsyncIteration
+            self._has_news.clear()
+            await self._has_news.wait()
+        return self._buffer.popleft()
+
+    def _append(self, output: TokenOutput) -> None:
+        self._next_index += len(output.token_ids)
+        self._buffer.append(output)
+        self._has_news.set()
+
+    def _end(self, *, must_abort: bool) -> None:
+        if self.is_finished:
+            return
+        self.is_finished = True
+        self._has_news.set()
+        self._on_end(self, must_abort)

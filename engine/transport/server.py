@@ -1,0 +1,219 @@
+"""An engine's end of the queue: lease requests, hear of aborts, publish tokens, be alive.
+
+Blocking, for an engine's own threads (control, publisher, heartbeat), which may share one object.
+Knows nothing of schedulers or tensors. Invariant: a request that was leased is either returned to
+the caller or answered here with an error, also where a reply was lost on the way.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, cast
+
+import msgspec
+import structlog
+
+from engine.messages import (
+    AdapterRef,
+    ControlMessage,
+    EngineError,
+    EngineRequest,
+    FinishReason,
+    OutputBatch,
+    TokenOutput,
+)
+from engine.transport import codec, keys
+from engine.transport.connection import SOCKET_TIMEOUT_S, open_redis, translated_errors
+from engine.transport.errors import MessageDecodeError, QueueUnavailableError
+from engine.transport.scripts import read_script
+
+log = structlog.get_logger(__name__)
+
+HEARTBEAT_INTERVAL_S = 0.25
+HEARTBEAT_TTL_S = 1.0
+RESIDENT_TTL_S = 60.0
+OUT_STREAM_TTL_S = 60.0
+MAX_OUT_ENTRIES = 65_536  # per API process: minutes of steps that nobody reads
+MAX_AGE_S = 0.5  # past it, a request that waits for room bars the way for others
+MAX_CONTROL_MESSAGES = 256
+MAX_CONTROL_WAIT_S = SOCKET_TIMEOUT_S / 2
+GENERATED_TOKEN_COST = 2  # of a prompt token, as in VTC (Sheng et al., 2024)
+PUBLISH_RETRY_S = (0.01, 0.05, 0.25, 1.0)
+UNKNOWN_CAPACITY = 1 << 40
+
+
+class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """What a heartbeat tells. `generated_tokens` counts, by tenant, since the last heartbeat."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    num_free_pages: int = 0
+    num_pages: int = 0
+    num_steps: int = 0
+    generated_tokens: Mapping[str, int] = {}
+
+
+class EngineTransport:
+    """One per engine process. `lease` and `heartbeat` belong to one thread each.
+
+    All methods but `publish` raise QueueUnavailableError where Redis does not answer; each may
+    simply be called again.
+    """
+
+    def __init__(self, redis_url: str, engine_id: str) -> None:
+        self.engine_id = engine_id
+        self._boot_id = secrets.token_hex(8)  # a restarted engine does not own its old leases
+        self._redis = open_redis(redis_url, max_connections=8)
+        self._scripts = {
+            name: cast("Callable[..., Any]", self._redis.register_script(read_script(name)))
+            for name in ("lease", "publish", "heartbeat", "reap")
+        }
+        self._ask = 0
+        self._uncharged: Counter[str] = Counter()
+        self._is_closed = threading.Event()
+
+    def lease(
+        self, free_pages: int, page_tokens: int, n: int, *, total_pages: int | None = None
+    ) -> list[EngineRequest]:
+        """Up to `n` requests whose prompts fit in `free_pages` pages of `page_tokens` tokens.
+
+        An empty list marks this engine idle: the next request sends it a `Wake`. Ask again when
+        pages become free, on a `Wake`, and when `wait_control` timed out. A request that would
+        not fit in `total_pages` either is returned for the caller to answer with an error.
+        """
+        if n <= 0:
+            return []
+        rows = self._run(
+            "lease",
+            self.engine_id,
+            self._boot_id,
+            f"{self._boot_id}:{self._ask}",
+            free_pages,
+            page_tokens,
+            n,
+            UNKNOWN_CAPACITY if total_pages is None else total_pages,
+            int(MAX_AGE_S * 1000),
+            int(HEARTBEAT_TTL_S * 1000),
+        )
+        # NOTE: counted on only after the reply: the same ask after a lost one gets its leases.
+        self._ask += 1
+        requests = [self._decode_or_refuse(row) for row in rows]
+        return [request for request in requests if request is not None]
+
+    def wait_control(self, timeout_s: float) -> list[ControlMessage]:
+        """Aborts and wakes, oldest first; waits up to `timeout_s` (at most 2.5 s) for one."""
+        name = keys.control(self.engine_id)
+        with translated_errors():
+            if timeout_s <= 0:  # to BLMPOP it would mean forever
+                reply = self._redis.lmpop(1, name, direction="LEFT", count=MAX_CONTROL_MESSAGES)
+            else:
+                reply = self._redis.blmpop(
+                    min(timeout_s, MAX_CONTROL_WAIT_S),
+                    1,
+                    name,
+                    direction="LEFT",
+                    count=MAX_CONTROL_MESSAGES,
+                )
+        messages: list[ControlMessage] = []
+        for data in cast("list[bytes]", reply[1] if reply else []):
+            try:
+                messages.append(codec.decode_control(data))
+            except MessageDecodeError as error:
+                log.error("control_message_dropped", engine_id=self.engine_id, error=str(error))
+        return messages
+
+    def publish(self, batches: Mapping[str, OutputBatch]) -> bool:
+        """Send one step's outputs, by API process; ends the leases of what finished.
+
+        Output is never dropped: this retries until Redis takes it (readers drop duplicates), and
+        returns False only if `close` was called first.
+        """
+        if not batches:
+            return True
+        args: list[Any] = [MAX_OUT_ENTRIES, int(OUT_STREAM_TTL_S * 1000), len(batches)]
+        for api_id, batch in batches.items():
+            args += (api_id, codec.encode(batch))
+        for batch in batches.values():
+            for output in batch.outputs:
+                if output.finish_reason is not None:
+                    args += (output.request_id, output.epoch)
+        attempt = 0
+        while True:
+            try:
+                self._run("publish", *args)
+                return True
+            except QueueUnavailableError as error:
+                log.warning("publish_retried", engine_id=self.engine_id, error=str(error))
+                if self._is_closed.wait(PUBLISH_RETRY_S[min(attempt, len(PUBLISH_RETRY_S) - 1)]):
+                    return False
+                attempt += 1
+
+    def heartbeat(self, status: EngineStatus) -> None:
+        """Be alive for another second, and charge what was generated. Every 0.25 s, one thread."""
+        self._uncharged.update(status.generated_tokens)
+        fields = [
+            (name, getattr(status, name))
+            for name in status.__struct_fields__
+            if name != "generated_tokens"
+        ]
+        args: list[Any] = [int(HEARTBEAT_TTL_S * 1000), int(RESIDENT_TTL_S * 1000), len(fields)]
+        for name, value in fields:
+            args += (name, value)
+        for tenant_id, num_tokens in self._uncharged.items():
+            args += (tenant_id, num_tokens * GENERATED_TOKEN_COST)
+        self._run("heartbeat", self.engine_id, self._boot_id, *args)
+        self._uncharged.clear()
+
+    def update_resident(
+        self, added: Iterable[AdapterRef], removed: Iterable[AdapterRef] = ()
+    ) -> None:
+        """Say by difference which adapters' pages this engine holds (for affinity)."""
+        name = keys.resident(self.engine_id)
+        added_members = [keys.adapter_member(adapter) for adapter in added]
+        removed_members = [keys.adapter_member(adapter) for adapter in removed]
+        with translated_errors(), self._redis.pipeline(transaction=True) as pipe:
+            if added_members:
+                pipe.sadd(name, *added_members)
+                pipe.pexpire(name, int(RESIDENT_TTL_S * 1000))
+            if removed_members:
+                pipe.srem(name, *removed_members)
+            pipe.execute()
+
+    def close(self) -> None:
+        """Leave the queue. What is still leased ends as `engine_lost` at its API process."""
+        self._is_closed.set()
+        try:
+            self._run("reap", self.engine_id, self._boot_id)
+        except QueueUnavailableError as error:
+            log.warning("goodbye_failed", engine_id=self.engine_id, error=str(error))
+        self._redis.close()
+
+    def _run(self, script: str, *args: Any) -> Any:
+        with translated_errors():
+            return self._scripts[script](args=args)
+
+    def _decode_or_refuse(self, row: list[Any]) -> EngineRequest | None:
+        request_id, epoch = row[0].decode(), int(row[1])
+        api_id, num_prompt_tokens = row[3].decode(), int(row[4])
+        try:
+            request = codec.decode_request(row[5])
+        except MessageDecodeError as error:
+            log.error("request_refused", request_id=request_id, error=str(error))
+            refusal = TokenOutput(
+                request_id=request_id,
+                epoch=epoch,
+                index=0,
+                token_ids=[],
+                num_prompt_tokens=num_prompt_tokens,
+                num_generated_tokens=0,
+                finish_reason=FinishReason.ERROR,
+                error=EngineError(
+                    code="message_invalid", message="The engine could not read the request."
+                ),
+            )
+            self.publish({api_id: OutputBatch(engine_id=self.engine_id, outputs=[refusal])})
+            return None
+        return msgspec.structs.replace(request, epoch=epoch)
