@@ -83,7 +83,7 @@ async def operator_scope(session: AsyncSession) -> None:
 
 
 async def worker_scope(session: AsyncSession) -> None:
-    """What waits for a worker, of whichever tenant: versions to verify, bytes to remove."""
+    """The jobs that wait for a worker, of whichever tenant; none of what they are about."""
     await _set_scope(session, scope="worker")
 
 

@@ -15,7 +15,15 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from app.errors import ApiError, BadRequestError, NotFoundError, PayloadTooLargeError, shorten
+from app.errors import (
+    ApiError,
+    BadRequestError,
+    NotFoundError,
+    PayloadTooLargeError,
+    UnavailableError,
+    shorten,
+)
+from engine.transport.errors import QueueUnavailableError
 
 log = structlog.get_logger()
 
@@ -24,6 +32,7 @@ def install_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(ApiError, _answer_api_error)
     app.add_exception_handler(RequestValidationError, _answer_validation_error)
     app.add_exception_handler(HTTPException, _answer_http_exception)
+    app.add_exception_handler(QueueUnavailableError, _answer_queue_failure)
 
 
 def error_response(error: ApiError) -> JSONResponse:
@@ -45,6 +54,10 @@ async def _answer_api_error(request: Request, error: Exception) -> Response:
 async def _answer_validation_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     return error_response(from_validation(error.errors()))
+
+
+async def _answer_queue_failure(request: Request, error: Exception) -> Response:
+    return await _answer_api_error(request, UnavailableError(internal=f"queue: {error}"))
 
 
 async def _answer_http_exception(request: Request, error: Exception) -> Response:

@@ -11,7 +11,6 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends
 from fastapi.responses import JSONResponse
-from redis.exceptions import RedisError
 from sqlalchemy import text
 
 from app.auth import public
@@ -30,13 +29,14 @@ async def livez() -> dict[str, str]:
 
 @router.get("/readyz")
 async def readyz(context: Annotated[AppContext, Depends(get_context)]) -> JSONResponse:
-    registry, engines = await asyncio.gather(_registry_answers(context), _live_engines(context))
+    registry, queue = await _registry_answers(context), context.queue.is_connected
+    engines = context.queue.num_engines() if queue else 0
     checks: dict[str, Any] = {
         "registry": "ok" if registry else "unreachable",
-        "queue": "ok" if engines is not None else "unreachable",
-        "engines": engines or 0,
+        "queue": "ok" if queue else "unreachable",
+        "engines": engines,
     }
-    is_ready = registry and bool(engines)
+    is_ready = registry and queue and engines > 0
     body = {"status": "ready" if is_ready else "unavailable", "checks": checks}
     return JSONResponse(body, status_code=200 if is_ready else 503)
 
@@ -48,12 +48,3 @@ async def _registry_answers(context: AppContext) -> bool:
     except (UnavailableError, TimeoutError):
         return False
     return True
-
-
-async def _live_engines(context: AppContext) -> int | None:
-    """How many engines have a fresh heartbeat; None where the queue does not answer."""
-    try:
-        async with asyncio.timeout(CHECK_TIMEOUT_S):
-            return await context.queue.num_engines()
-    except (RedisError, OSError, TimeoutError):
-        return None

@@ -7,6 +7,9 @@ been given `SHUTDOWN_GRACE_S` to finish.
 from __future__ import annotations
 
 import asyncio
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import structlog
 import uvicorn
@@ -36,16 +39,31 @@ async def serve(settings: Settings) -> None:
             _server(create_admin_app(context), settings.host, settings.admin_port),
         ]
         log.info("api_started", port=settings.port, admin_port=settings.admin_port)
+
+        def stop() -> None:
+            for server in servers:
+                server.should_exit = True
+
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop)
         running = [asyncio.create_task(server.serve()) for server in servers]
         await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-        for server in servers:
-            server.should_exit = True
+        stop()
         await asyncio.gather(*running)
         log.info("api_stopped")
 
 
+class _Server(uvicorn.Server):
+    """uvicorn's server without its own signal handlers: two of them would undo each other's."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
 def _server(api: FastAPI, host: str, port: int) -> uvicorn.Server:
-    return uvicorn.Server(
+    return _Server(
         uvicorn.Config(
             api,
             host=host,

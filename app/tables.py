@@ -107,12 +107,6 @@ class AdapterVersion(Table):
             unique=True,
             postgresql_where=text("state <> 'deleted'"),
         ),
-        Index(
-            "ix_adapter_versions_verifying",
-            "verify_attempts",
-            "created_at",
-            postgresql_where=text("state = 'verifying'"),
-        ),
         Index("ix_adapter_versions_locator", "locator"),
     )
 
@@ -127,7 +121,6 @@ class AdapterVersion(Table):
     files: Mapped[list[dict[str, Any]]]
     manifest: Mapped[dict[str, Any]]
     report: Mapped[dict[str, Any]]
-    verify_attempts: Mapped[int] = mapped_column(SmallInteger, server_default=text("0"))
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
     activated_at: Mapped[datetime | None]
 
@@ -153,12 +146,23 @@ class AdapterAlias(Table):
     updated_at: Mapped[datetime] = mapped_column(server_default=func.now(), onupdate=func.now())
 
 
-class StoreRemoval(Table):
-    """Bytes that no version may need any more; it outlives the tenant, hence no foreign key."""
+class AdapterJob(Table):
+    """Work for a worker: `verify` a version (its id) or `remove` bytes (their locator).
 
-    __tablename__ = "store_removals"
+    No foreign key: bytes outlive their tenant, and a worker that holds a job's lock must not wait
+    for whoever deletes the version while that one waits for it.
+    """
+
+    __tablename__ = "adapter_jobs"
+    __table_args__ = (
+        CheckConstraint("kind IN ('verify', 'remove')", name="kind"),
+        Index("ix_adapter_jobs_due", "kind", "not_before"),
+    )
 
     id: Mapped[str] = mapped_column(primary_key=True)
     tenant_id: Mapped[str]
-    locator: Mapped[str]
-    created_at: Mapped[datetime] = mapped_column(server_default=func.now(), index=True)
+    kind: Mapped[str]
+    subject: Mapped[str]
+    attempts: Mapped[int] = mapped_column(SmallInteger, server_default=text("0"))
+    not_before: Mapped[datetime] = mapped_column(server_default=func.now())
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())

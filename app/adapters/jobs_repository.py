@@ -1,0 +1,60 @@
+"""The SQL of the worker's queue: verify a version, remove bytes.
+
+Knows nothing of how a job is done. Invariant: a job is claimed with its row's lock, held till the
+transaction ends, so that two workers never do the same one and a worker that dies gives it back.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Literal
+
+from sqlalchemy import delete, func, select, text, update
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from app.db import worker_scope
+from app.ids import new_id
+from app.tables import AdapterJob
+
+JobKind = Literal["verify", "remove"]
+JOBS_CHANNEL = "tenfold_jobs"
+MAX_BACKOFF_S = 3600
+
+_NOTIFY = text("SELECT pg_notify(:channel, '')")
+
+
+async def add_job(session: AsyncSession, tenant_id: str, kind: JobKind, subject: str) -> None:
+    """Queue a job, and wake a worker when the transaction commits. In the tenant's scope."""
+    session.add(AdapterJob(id=new_id("job"), tenant_id=tenant_id, kind=kind, subject=subject))
+    await session.flush()
+    await session.execute(_NOTIFY, {"channel": JOBS_CHANNEL})
+
+
+async def claim_job(session: AsyncSession) -> AdapterJob | None:
+    """The next job that is due, locked; verifications first. Sets the worker's scope."""
+    await worker_scope(session)
+    return await session.scalar(
+        select(AdapterJob)
+        .where(AdapterJob.not_before <= func.now())
+        .order_by(AdapterJob.kind.desc(), AdapterJob.not_before)
+        .limit(1)
+        .with_for_update(skip_locked=True)
+    )
+
+
+async def finish_job(session: AsyncSession, job: AdapterJob) -> None:
+    """Forget a job that is done, in the scope of the tenant it was about."""
+    await session.execute(
+        delete(AdapterJob).where(AdapterJob.tenant_id == job.tenant_id, AdapterJob.id == job.id)
+    )
+
+
+async def postpone_job(session: AsyncSession, job_id: str, attempts: int) -> None:
+    """A job that failed waits longer each time. Sets the worker's scope."""
+    await worker_scope(session)
+    wait = timedelta(seconds=min(2**attempts, MAX_BACKOFF_S))
+    await session.execute(
+        update(AdapterJob)
+        .where(AdapterJob.id == job_id)
+        .values(attempts=attempts, not_before=func.now() + wait)
+    )

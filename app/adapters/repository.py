@@ -1,0 +1,124 @@
+"""The SQL of adapters and their aliases.
+
+Knows nothing of rules. Invariant: every query starts from the tenant, and the session is in its
+scope.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from sqlalchemy import Select, delete, select
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from app.tables import Adapter, AdapterAlias, AdapterVersion
+
+
+class AdapterRepository:
+    """One tenant's adapters."""
+
+    def __init__(self, session: AsyncSession, tenant_id: str) -> None:
+        self._session = session
+        self._tenant_id = tenant_id
+
+    async def add(
+        self, adapter_id: str, name: str, base_model_id: str, description: str | None
+    ) -> Adapter | None:
+        """The new row; None where the tenant has an adapter of this name."""
+        return await self._session.scalar(
+            insert(Adapter)
+            .values(
+                id=adapter_id,
+                tenant_id=self._tenant_id,
+                name=name,
+                base_model_id=base_model_id,
+                description=description,
+            )
+            .on_conflict_do_nothing()
+            .returning(Adapter)
+        )
+
+    async def get_by_id(self, adapter_id: str) -> Adapter | None:
+        return await self._session.scalar(self._adapters().where(Adapter.id == adapter_id))
+
+    async def get_by_name(self, name: str) -> Adapter | None:
+        return await self._session.scalar(self._adapters().where(Adapter.name == name))
+
+    async def lock(self, adapter_id: str) -> Adapter | None:
+        """The row, locked and read afresh: whoever changes versions or aliases comes in turn."""
+        return await self._session.scalar(
+            self._adapters()
+            .where(Adapter.id == adapter_id)
+            .with_for_update()
+            .execution_options(populate_existing=True)
+        )
+
+    async def list_page(self, after: str | None, limit: int) -> list[Adapter]:
+        query = self._adapters()
+        if after is not None:
+            query = query.where(Adapter.id > after)
+        return list(await self._session.scalars(query.order_by(Adapter.id).limit(limit)))
+
+    async def remove(self, adapter_id: str) -> None:
+        await self._session.execute(
+            delete(Adapter).where(Adapter.tenant_id == self._tenant_id, Adapter.id == adapter_id)
+        )
+
+    async def aliases_of(self, adapter_ids: Collection[str]) -> dict[str, dict[str, int]]:
+        """adapter id -> alias -> version number."""
+        rows = await self._session.execute(
+            select(AdapterAlias.adapter_id, AdapterAlias.alias, AdapterVersion.number)
+            .join(AdapterVersion, AdapterVersion.id == AdapterAlias.version_id)
+            .where(
+                AdapterAlias.tenant_id == self._tenant_id, AdapterAlias.adapter_id.in_(adapter_ids)
+            )
+        )
+        aliases: dict[str, dict[str, int]] = {adapter_id: {} for adapter_id in adapter_ids}
+        for adapter_id, alias, number in rows:
+            aliases[adapter_id][alias] = number
+        return aliases
+
+    async def aliases_on(self, version_id: str) -> list[str]:
+        """The aliases that point at a version."""
+        query = select(AdapterAlias.alias).where(
+            AdapterAlias.tenant_id == self._tenant_id, AdapterAlias.version_id == version_id
+        )
+        return list(await self._session.scalars(query.order_by(AdapterAlias.alias)))
+
+    async def set_alias(self, version: AdapterVersion, alias: str) -> None:
+        """Point `alias` at `version`, wherever it pointed before."""
+        statement = insert(AdapterAlias).values(
+            adapter_id=version.adapter_id,
+            alias=alias,
+            tenant_id=self._tenant_id,
+            version_id=version.id,
+        )
+        await self._session.execute(
+            statement.on_conflict_do_update(
+                index_elements=[AdapterAlias.adapter_id, AdapterAlias.alias],
+                set_={"version_id": version.id, "updated_at": statement.excluded.updated_at},
+            )
+        )
+
+    async def remove_alias(self, adapter_id: str, alias: str) -> bool:
+        removed = await self._session.scalar(
+            delete(AdapterAlias)
+            .where(
+                AdapterAlias.tenant_id == self._tenant_id,
+                AdapterAlias.adapter_id == adapter_id,
+                AdapterAlias.alias == alias,
+            )
+            .returning(AdapterAlias.alias)
+        )
+        return removed is not None
+
+    async def locators_of(self, adapter_id: str | None = None) -> list[str]:
+        """Where the bytes of one adapter's versions are, or of all the tenant's."""
+        query = select(AdapterVersion.locator).where(AdapterVersion.tenant_id == self._tenant_id)
+        if adapter_id is not None:
+            query = query.where(AdapterVersion.adapter_id == adapter_id)
+        return list(await self._session.scalars(query.distinct()))
+
+    def _adapters(self) -> Select[tuple[Adapter]]:
+        return select(Adapter).where(Adapter.tenant_id == self._tenant_id)

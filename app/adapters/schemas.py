@@ -1,0 +1,88 @@
+"""Adapters, versions and aliases as the admin API shows and takes them."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel
+
+from app.bodies import Body, Line, Timestamp
+from app.tables import Adapter, AdapterVersion
+
+
+class AdapterCreate(Body):
+    """`base_model` defaults to the served base, and must be it."""
+
+    name: str
+    base_model: Line | None = None
+    description: Line | None = None
+
+
+class AliasPut(Body):
+    """`version`: `v3`, or a version's id."""
+
+    version: str
+
+
+class AdapterView(BaseModel):
+    object: Literal["adapter"] = "adapter"
+    id: str
+    tenant_id: str
+    name: str
+    base_model: str
+    description: str | None
+    aliases: dict[str, str]
+    created: Timestamp
+
+    @classmethod
+    def of(cls, adapter: Adapter, aliases: dict[str, int]) -> Self:
+        return cls(
+            id=adapter.id,
+            tenant_id=adapter.tenant_id,
+            name=adapter.name,
+            base_model=adapter.base_model_id,
+            description=adapter.description,
+            aliases={alias: f"v{number}" for alias, number in sorted(aliases.items())},
+            created=adapter.created_at,
+        )
+
+
+class VersionView(BaseModel):
+    """`state`: verifying, active, rejected or deleted. `report` lists all that was found."""
+
+    object: Literal["adapter.version"] = "adapter.version"
+    id: str
+    adapter_id: str
+    version: str
+    state: str
+    digest: str
+    bytes: int
+    files: list[dict[str, Any]]
+    manifest: dict[str, Any]
+    report: dict[str, Any]
+    created: Timestamp
+    activated_at: Timestamp | None
+
+    @classmethod
+    def of(cls, version: AdapterVersion) -> Self:
+        return cls(
+            id=version.id,
+            adapter_id=version.adapter_id,
+            version=f"v{version.number}",
+            state=version.state,
+            digest=version.digest,
+            bytes=version.num_bytes,
+            files=version.files,
+            manifest=version.manifest,
+            report=version.report,
+            created=version.created_at,
+            activated_at=version.activated_at,
+        )
+
+
+class AliasView(BaseModel):
+    object: Literal["adapter.alias"] = "adapter.alias"
+    alias: str
+    adapter_id: str
+    version: str
+    version_id: str

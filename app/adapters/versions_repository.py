@@ -1,0 +1,87 @@
+"""The SQL of adapter versions.
+
+Knows nothing of rules. Invariant: every query starts from the tenant, and the session is in its
+scope.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import Select, func, select, text
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from app.tables import AdapterVersion
+
+_LOCK_BYTES = text("SELECT pg_advisory_xact_lock(hashtextextended(:locator, 0))")
+
+
+class VersionRepository:
+    """One tenant's versions. The session is in this tenant's scope."""
+
+    def __init__(self, session: AsyncSession, tenant_id: str) -> None:
+        self._session = session
+        self._tenant_id = tenant_id
+
+    async def add(self, version: AdapterVersion) -> None:
+        assert version.tenant_id == self._tenant_id
+        self._session.add(version)
+        await self._session.flush()
+
+    async def get_by_id(self, adapter_id: str, version_id: str) -> AdapterVersion | None:
+        return await self._session.scalar(
+            self._versions(adapter_id).where(AdapterVersion.id == version_id)
+        )
+
+    async def get_by_number(self, adapter_id: str, number: int) -> AdapterVersion | None:
+        return await self._session.scalar(
+            self._versions(adapter_id).where(AdapterVersion.number == number)
+        )
+
+    async def get_live_by_digest(self, adapter_id: str, digest: str) -> AdapterVersion | None:
+        return await self._session.scalar(
+            self._versions(adapter_id).where(
+                AdapterVersion.digest == digest, AdapterVersion.state != "deleted"
+            )
+        )
+
+    async def list_page(
+        self, adapter_id: str, after: str | None, limit: int
+    ) -> list[AdapterVersion]:
+        query = self._versions(adapter_id)
+        if after is not None:
+            query = query.where(AdapterVersion.id > after)
+        return list(await self._session.scalars(query.order_by(AdapterVersion.id).limit(limit)))
+
+    async def was_ever_active(self, adapter_id: str) -> bool:
+        """Whether some version of this adapter has been active, now or before."""
+        found = await self._session.scalar(
+            select(AdapterVersion.id)
+            .where(
+                AdapterVersion.tenant_id == self._tenant_id,
+                AdapterVersion.adapter_id == adapter_id,
+                AdapterVersion.activated_at.is_not(None),
+            )
+            .limit(1)
+        )
+        return found is not None
+
+    def _versions(self, adapter_id: str) -> Select[tuple[AdapterVersion]]:
+        return select(AdapterVersion).where(
+            AdapterVersion.tenant_id == self._tenant_id, AdapterVersion.adapter_id == adapter_id
+        )
+
+
+async def lock_bytes(session: AsyncSession, locator: str) -> None:
+    """Until the transaction ends, nobody else stores or removes the bytes at `locator`."""
+    await session.execute(_LOCK_BYTES, {"locator": locator})
+
+
+async def is_needed(session: AsyncSession, tenant_id: str, locator: str) -> bool:
+    """Whether some version may still be served from the bytes. In the tenant's scope."""
+    num_versions = await session.scalar(
+        select(func.count()).where(
+            AdapterVersion.tenant_id == tenant_id,
+            AdapterVersion.locator == locator,
+            AdapterVersion.state.in_(["verifying", "active"]),
+        )
+    )
+    return bool(num_versions)

@@ -1,0 +1,45 @@
+"""Alembic's entry point: runs revisions as the registry's owner, on asyncpg.
+
+Knows nothing of single revisions. The URL is `config.attributes["url"]` (`app.migrate`) or
+`TENFOLD_OWNER_DATABASE_URL`. Invariant: all pending revisions are one transaction.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+from alembic import context
+from sqlalchemy import Connection, NullPool
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from app.tables import Table
+
+LOCK_TIMEOUT = "5s"
+
+
+def run_offline() -> None:
+    context.configure(dialect_name="postgresql", target_metadata=Table.metadata, literal_binds=True)
+    with context.begin_transaction():
+        context.run_migrations()
+
+
+def run_on(connection: Connection) -> None:
+    context.configure(connection=connection, target_metadata=Table.metadata, compare_type=True)
+    with context.begin_transaction():
+        connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'")
+        context.run_migrations()
+
+
+async def run_online() -> None:
+    url = context.config.attributes.get("url") or os.environ["TENFOLD_OWNER_DATABASE_URL"]
+    engine = create_async_engine(url, poolclass=NullPool)
+    async with engine.connect() as connection:
+        await connection.run_sync(run_on)
+    await engine.dispose()
+
+
+if context.is_offline_mode():
+    run_offline()
+else:
+    asyncio.run(run_online())
