@@ -1,0 +1,47 @@
+"""Work that is only worth doing while the client is there.
+
+Knows nothing of completions. Invariant: when the client goes, the work is cancelled at once and
+has cleaned up before anything else happens; Starlette does that for no plain handler.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from starlette.types import Receive
+
+from app.errors import ApiError
+
+T = TypeVar("T")
+
+
+class ClientGoneError(ApiError):
+    """Nobody reads this answer; 499 is for the log."""
+
+    def __init__(self) -> None:
+        super().__init__(499, "client_closed_request", "invalid_request_error", "Client closed.")
+
+
+async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`. Raises ClientGoneError if the client hangs up before it is there.
+
+    The request's body must have been read: from then on, all there is to receive is the end.
+    """
+    working = asyncio.create_task(work)
+    watching = asyncio.create_task(_client_is_gone(receive))
+    try:
+        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientGoneError
+        return working.result()
+    finally:
+        for task in (working, watching):
+            task.cancel()
+        await asyncio.gather(working, watching, return_exceptions=True)
+
+
+async def _client_is_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,42 @@
+"""What a client is told when an engine or the queue could not serve its request.
+
+Knows nothing of HTTP frameworks. Invariant: only codes listed here are shown; any other failure is
+`internal_error`, with its code and message kept for the log.
+"""
+
+from __future__ import annotations
+
+from app.errors import ApiError, UnavailableError
+from engine.messages import EngineError
+
+# Failures that a retry may find gone: 503, which every SDK retries.
+_UNAVAILABLE = frozenset(
+    {
+        "adapter_corrupt",
+        "adapter_missing",
+        "engine_lost",
+        "engine_overloaded",
+        "output_lost",
+        "queue_lost",
+        "queue_unavailable",
+        "server_shutting_down",
+    }
+)
+_TIMEOUTS = frozenset({"queue_timeout", "client_too_slow"})
+
+
+def to_api_error(error: EngineError | None) -> ApiError:
+    """The answer for a sequence that ended with `error` (None: it was aborted from elsewhere)."""
+    if error is None:
+        return UnavailableError("The request was interrupted.", code="engine_lost")
+    if error.code in _TIMEOUTS:
+        return ApiError(408, error.code, "timeout", error.message)
+    if error.code in _UNAVAILABLE:
+        return UnavailableError(error.message, code=error.code)
+    return ApiError(
+        500,
+        "internal_error",
+        "server_error",
+        "The server had an error.",
+        internal=f"engine: {error.code}: {error.message}",
+    )

@@ -1,0 +1,169 @@
+"""From a resolved model and its prompts to text: plan the sequences, run them, read them.
+
+Knows nothing of HTTP or of OpenAI's objects. Invariant: choices are prompt-major (choice =
+prompt x n + k), and each ends once; leases are released before the last text is handed out, so
+that a client which has it all is never refused for what it already has.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from app.adapters.resolver import ResolvedModel, resolve
+from app.auth import Principal
+from app.completions.choice import Choice, Delta
+from app.completions.outputs import running
+from app.completions.prompting import Prompter
+from app.completions.responses import Head, PromptTokensDetails, Usage
+from app.completions.sampling import sampling_params
+from app.completions.schemas import CommonBody
+from app.context import AppContext
+from app.errors import BadRequestError
+from engine.messages import EngineRequest
+from lora.base_spec import BaseSpec
+
+FINGERPRINT_DIGITS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long a client hears nothing: before the headers, and between signs of life after."""
+
+    first_s: float = 10.0
+    keepalive_s: float = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One answer in the making: `choices[i]` is what `requests[i]` generates."""
+
+    principal: Principal
+    model: ResolvedModel
+    head: Head
+    requests: list[EngineRequest]
+    choices: list[Choice]
+    num_choices_per_prompt: int
+
+    @property
+    def is_finished(self) -> bool:
+        return all(choice.is_finished for choice in self.choices)
+
+    def usage(self) -> Usage:
+        """A prompt counts once, however many choices it has."""
+        firsts = range(0, len(self.requests), self.num_choices_per_prompt)
+        num_prompt = sum(len(self.requests[i].prompt_token_ids) for i in firsts)
+        num_cached = sum(self.choices[i].num_cached_tokens for i in firsts)
+        num_completion = sum(choice.num_tokens for choice in self.choices)
+        return Usage(
+            prompt_tokens=num_prompt,
+            completion_tokens=num_completion,
+            total_tokens=num_prompt + num_completion,
+            prompt_tokens_details=PromptTokensDetails(num_cached),
+        )
+
+
+async def pin_model(context: AppContext, principal: Principal, model: str) -> ResolvedModel:
+    """What `model` names now, for the life of the request; no connection is kept for it."""
+    async with context.database.session() as session:
+        return await resolve(session, principal, model, context.base)
+
+
+def prompter(context: AppContext) -> Prompter:
+    return Prompter(context.tokenizer, context.base.vocab_size, context.base.max_model_len)
+
+
+def plan(
+    context: AppContext,
+    principal: Principal,
+    model: ResolvedModel,
+    body: CommonBody,
+    prompts: Sequence[list[int]],
+    *,
+    id_prefix: str,
+    max_tokens: int | None,
+    default_max_tokens: int | None,
+) -> Answer:
+    """One sequence per prompt and choice. Raises BadRequestError where a prompt does not fit."""
+    num_choices = body.n or 1
+    if len(prompts) * num_choices > principal.concurrency_limit:
+        raise BadRequestError(
+            f"One request may ask for at most {principal.concurrency_limit} choices, over all its"
+            f" prompts; yours asks for {len(prompts) * num_choices}.",
+            param="n" if num_choices > 1 else "prompt",
+        )
+    room = prompter(context).room_for
+    lengths = [room(prompt, max_tokens, default_max_tokens) for prompt in prompts]
+    answer_id = secrets.token_hex(16)
+    stop_token_ids = context.base.eos_token_ids
+    requests = [
+        EngineRequest(
+            request_id=f"{answer_id}-{i * num_choices + k}",
+            tenant_id=principal.tenant_id,
+            api_id=context.settings.api_id,
+            epoch=0,
+            prompt_token_ids=prompt,
+            sampling=sampling_params(
+                body, choice=k, max_tokens=lengths[i], stop_token_ids=stop_token_ids
+            ),
+            adapter=model.adapter,
+        )
+        for i, prompt in enumerate(prompts)
+        for k in range(num_choices)
+    ]
+    choices = [
+        Choice(i, context.tokenizer.start_detokenizer(), body.stop, stop_token_ids)
+        for i in range(len(requests))
+    ]
+    head = Head(
+        id=f"{id_prefix}{answer_id}",
+        created=int(time.time()),
+        model=model.requested,
+        system_fingerprint=system_fingerprint(context.base, model.digest),
+    )
+    return Answer(principal, model, head, requests, choices, num_choices)
+
+
+async def generate(
+    context: AppContext, answer: Answer, patience: Patience
+) -> AsyncGenerator[list[Delta], None]:
+    """Run the answer's sequences; what came at a time. An empty list: nothing came for a while.
+
+    Raises ApiError when a sequence fails. Closing the generator aborts what still runs.
+    """
+    timeout_s = patience.first_s
+    async with running(context, answer.principal, answer.requests) as outputs:
+        while True:
+            deltas = []
+            for place, output in await outputs.next(timeout_s):
+                deltas.append(answer.choices[place].take(output))
+                if answer.choices[place].is_finished:
+                    outputs.close(place)
+            if answer.is_finished:
+                break
+            yield deltas
+            timeout_s = patience.keepalive_s
+    yield deltas
+
+
+async def collect(answer: Answer, generated: AsyncGenerator[list[Delta], None]) -> list[Delta]:
+    """Each choice's whole text. Raises ApiError when a sequence fails."""
+    texts = [""] * len(answer.choices)
+    async with aclosing(generated):
+        async for deltas in generated:
+            for delta in deltas:
+                texts[delta.choice] += delta.text
+    return [
+        Delta(choice.index, text, choice.finish_reason)
+        for choice, text in zip(answer.choices, texts, strict=True)
+    ]
+
+
+def system_fingerprint(base: BaseSpec, digest: str | None) -> str:
+    """`fp_<base>` or `fp_<base>_<adapter>`: equal where the same weights answered."""
+    parts = [base.fingerprint] if digest is None else [base.fingerprint, digest]
+    digits = [part.removeprefix("sha256:")[:FINGERPRINT_DIGITS] for part in parts]
+    return "_".join(["fp", *digits])
