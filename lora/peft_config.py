@@ -1,0 +1,280 @@
+"""adapter_config.json, read strictly: what decides the arithmetic, and a finding for all the rest.
+
+Knows nothing of the base's modules or of tensors. Invariant: every field is either understood,
+known to have no bearing on inference, at its default, or refused by name. Nothing that the
+document names (a path, a URL, a class) is ever followed, opened or imported.
+
+Source: PEFT's LoraConfig, versions 0.3 to 0.21.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from lora.config_fields import CHECKS, NO_BEARING, is_empty, shown
+from lora.container import is_lfs_pointer
+from lora.findings import Findings, clean
+from lora.limits import ManifestLimits
+from lora.strict_json import DuplicateKeyError, StrictJsonError, read_json
+
+# What PEFT assumes where the file is silent.
+DEFAULT_RANK = 8
+DEFAULT_ALPHA = 8
+
+ALL_LINEAR = "all-linear"
+
+Fields = Mapping[str, object]
+
+# The fields that `_is_lora` and `_Reader` take.
+_READ = frozenset(
+    {
+        "peft_type",
+        "base_model_name_or_path",
+        "r",
+        "lora_alpha",
+        "use_rslora",
+        "rank_pattern",
+        "alpha_pattern",
+        "target_modules",
+        "exclude_modules",
+        "layers_to_transform",
+        "layers_pattern",
+        "bias",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PeftConfig:
+    """The fields that decide which modules are adapted, at which rank, with which scale.
+
+    `target_modules` is a regex, a list of names, or None (the tensors alone decide). The patterns
+    keep the file's order, because the first that matches wins.
+    """
+
+    base_name: str | None
+    r: int
+    lora_alpha: int | float
+    use_rslora: bool
+    rank_pattern: tuple[tuple[str, int], ...]
+    alpha_pattern: tuple[tuple[str, int | float], ...]
+    target_modules: str | tuple[str, ...] | None
+    exclude_modules: str | tuple[str, ...] | None
+    layers_to_transform: tuple[int, ...] | None
+    layers_pattern: tuple[str, ...]
+    bias: str
+
+
+def read_config(data: bytes, limits: ManifestLimits, findings: Findings) -> PeftConfig | None:
+    """Parse the file. None where it is not the configuration of a LoRA adapter at all.
+
+    A field that is wrong or not served is reported in `findings`, and PEFT's default stands in for
+    it, so that the rest can still be checked.
+    """
+    fields = _read_fields(data, limits, findings)
+    if fields is None or not _is_lora(fields, findings):
+        return None
+    for name, value in fields.items():
+        if name in CHECKS:
+            CHECKS[name](value, findings)
+        elif name not in _READ | NO_BEARING and not is_empty(value):
+            findings.refuse(
+                "config_unknown_key",
+                f"{clean(name, 120)!r} is set, and what it would change is not known",
+                param=name,
+            )
+    return _Reader(fields, limits, findings).read()
+
+
+def _read_fields(data: bytes, limits: ManifestLimits, findings: Findings) -> Fields | None:
+    if is_lfs_pointer(data):
+        findings.refuse("format_lfs_pointer", "the configuration is a git-lfs pointer")
+        return None
+    try:
+        document = read_json(data, limits.max_config_bytes)
+    except DuplicateKeyError as error:
+        findings.refuse("config_duplicate_key", "a field is named twice", param=error.key)
+        return None
+    except StrictJsonError as error:
+        findings.refuse("config_json_invalid", str(error))
+        return None
+    if not isinstance(document, dict):
+        findings.refuse("config_schema_invalid", "the configuration is not an object")
+        return None
+    return document
+
+
+def _is_lora(fields: Fields, findings: Findings) -> bool:
+    mlx = sorted({"lora_parameters", "fine_tune_type"} & fields.keys())
+    if mlx:
+        findings.refuse(
+            "format_mlx_unsupported",
+            "this is an MLX adapter; convert it to PEFT's format first",
+            param=mlx[0],
+        )
+        return False
+    peft_type = fields.get("peft_type")
+    if peft_type != "LORA":
+        findings.refuse(
+            "peft_type_unsupported",
+            "only LoRA adapters are served",
+            param="peft_type",
+            expected="LORA",
+            actual=peft_type,
+        )
+    return peft_type == "LORA"
+
+
+class _Reader:
+    """Takes the typed fields out of the document, reporting each that is not what it should be."""
+
+    def __init__(self, fields: Fields, limits: ManifestLimits, findings: Findings) -> None:
+        self._fields = fields
+        self._limits = limits
+        self._findings = findings
+
+    def read(self) -> PeftConfig:
+        target_modules = self._names_or_regex("target_modules")
+        layers_to_transform = self._layers_to_transform()
+        layers_pattern = self._layers_pattern()
+        if isinstance(target_modules, str) and (layers_to_transform is not None or layers_pattern):
+            self._malformed("layers_to_transform", "cannot go with a regex in target_modules")
+        if layers_pattern and layers_to_transform is None:
+            self._malformed("layers_pattern", "needs layers_to_transform")
+        return PeftConfig(
+            base_name=self._base_name(),
+            r=self._rank("r", self._fields.get("r", DEFAULT_RANK)),
+            lora_alpha=self._alpha("lora_alpha", self._fields.get("lora_alpha", DEFAULT_ALPHA)),
+            use_rslora=self._flag("use_rslora"),
+            rank_pattern=tuple(
+                (key, self._rank(f"rank_pattern.{key}", value))
+                for key, value in self._pattern("rank_pattern")
+            ),
+            alpha_pattern=tuple(
+                (key, self._alpha(f"alpha_pattern.{key}", value))
+                for key, value in self._pattern("alpha_pattern")
+            ),
+            target_modules=target_modules,
+            exclude_modules=self._names_or_regex("exclude_modules"),
+            layers_to_transform=layers_to_transform,
+            layers_pattern=layers_pattern,
+            bias=self._bias(),
+        )
+
+    def _base_name(self) -> str | None:
+        name = self._fields.get("base_model_name_or_path")
+        if name is None or name == "":
+            return None
+        if not isinstance(name, str):
+            self._malformed("base_model_name_or_path", "is not a string")
+            return None
+        if len(name.encode("utf-8", "replace")) > self._limits.max_base_name_bytes:
+            limit = self._limits.max_base_name_bytes
+            self._malformed("base_model_name_or_path", f"exceeds {limit} bytes")
+            return None
+        return clean(name, self._limits.max_base_name_bytes)
+
+    def _rank(self, param: str, value: object) -> int:
+        if type(value) is not int or value < 1:
+            self._findings.refuse(
+                "rank_invalid",
+                "a rank is a positive integer",
+                param=param,
+                actual=shown(value),
+            )
+            return DEFAULT_RANK
+        if value > self._limits.max_rank:
+            self._findings.refuse(
+                "rank_too_large",
+                f"rank {value} exceeds the limit of {self._limits.max_rank}",
+                param=param,
+            )
+        return value
+
+    def _alpha(self, param: str, value: object) -> int | float:
+        if type(value) is int or type(value) is float:
+            return value
+        self._findings.refuse(
+            "scaling_invalid", "alpha is a number", param=param, actual=shown(value)
+        )
+        return DEFAULT_ALPHA
+
+    def _flag(self, name: str) -> bool:
+        value = self._fields.get(name)
+        if value is not None and not isinstance(value, bool):
+            self._malformed(name, "is not a boolean")
+        return value is True
+
+    def _bias(self) -> str:
+        value = self._fields.get("bias", "none")
+        if value not in ("none", "all", "lora_only"):
+            self._malformed("bias", "is not one of none, all, lora_only")
+            return "none"
+        return str(value)
+
+    def _pattern(self, name: str) -> list[tuple[str, object]]:
+        value = self._fields.get(name)
+        if value is None:
+            return []
+        if not isinstance(value, dict):
+            self._malformed(name, "is not an object")
+            return []
+        if len(value) > self._limits.max_patterns:
+            self._findings.refuse(
+                "pattern_unsupported",
+                f"{len(value)} patterns exceed the limit of {self._limits.max_patterns}",
+                param=name,
+            )
+            return []
+        return list(value.items())
+
+    def _names_or_regex(self, name: str) -> str | tuple[str, ...] | None:
+        value = self._fields.get(name)
+        if value is None or isinstance(value, str):
+            return value or None
+        names = self._names(name, value)
+        # An empty exclude list excludes nothing; an empty target list leaves it to the tensors.
+        return names or None
+
+    def _names(self, name: str, value: object) -> tuple[str, ...]:
+        if not _is_list_of(value, str):
+            self._malformed(name, "is neither a list of strings nor a string")
+            return ()
+        assert isinstance(value, list)
+        limit = self._limits.max_pattern_chars
+        for entry in value:
+            if len(entry) > limit:
+                self._findings.refuse(
+                    "pattern_unsupported", f"a name exceeds {limit} characters", param=name
+                )
+        return tuple(dict.fromkeys(value))
+
+    def _layers_to_transform(self) -> tuple[int, ...] | None:
+        value = self._fields.get("layers_to_transform")
+        if is_empty(value):
+            return None
+        layers = value if isinstance(value, list) else [value]
+        if not _is_list_of(layers, int):
+            self._malformed("layers_to_transform", "is not an integer or a list of integers")
+            return None
+        return tuple(layers)
+
+    def _layers_pattern(self) -> tuple[str, ...]:
+        value = self._fields.get("layers_pattern")
+        if value is None or value == "":
+            return ()
+        names = self._names("layers_pattern", [value] if isinstance(value, str) else value)
+        if len(names) > self._limits.max_patterns:
+            self._findings.refuse(
+                "pattern_unsupported", f"{len(names)} patterns", param="layers_pattern"
+            )
+            return ()
+        return names
+
+    def _malformed(self, name: str, what: str) -> None:
+        self._findings.refuse("config_schema_invalid", f"{name} {what}", param=name)
+
+
+def _is_list_of(value: object, kind: type) -> bool:
+    return isinstance(value, list) and all(type(entry) is kind for entry in value)
