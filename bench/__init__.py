@@ -1,0 +1,1 @@
+"""Load generators and comparisons. Nothing here is installed with the distribution."""
