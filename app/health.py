@@ -16,6 +16,7 @@ from sqlalchemy import text
 from app.auth import public
 from app.context import AppContext, get_context
 from app.errors import UnavailableError
+from engine.transport.errors import QueueUnavailableError
 
 CHECK_TIMEOUT_S = 1.0
 
@@ -29,14 +30,13 @@ async def livez() -> dict[str, str]:
 
 @router.get("/readyz")
 async def readyz(context: Annotated[AppContext, Depends(get_context)]) -> JSONResponse:
-    registry, queue = await _registry_answers(context), context.queue.is_connected
-    engines = context.queue.num_engines() if queue else 0
+    registry, engines = await asyncio.gather(_registry_answers(context), _live_engines(context))
     checks: dict[str, Any] = {
         "registry": "ok" if registry else "unreachable",
-        "queue": "ok" if queue else "unreachable",
-        "engines": engines,
+        "queue": "ok" if engines is not None else "unreachable",
+        "engines": engines or 0,
     }
-    is_ready = registry and queue and engines > 0
+    is_ready = registry and bool(engines)
     body = {"status": "ready" if is_ready else "unavailable", "checks": checks}
     return JSONResponse(body, status_code=200 if is_ready else 503)
 
@@ -48,3 +48,12 @@ async def _registry_answers(context: AppContext) -> bool:
     except (UnavailableError, TimeoutError):
         return False
     return True
+
+
+async def _live_engines(context: AppContext) -> int | None:
+    """How many engines have a fresh heartbeat; None where the queue does not answer."""
+    try:
+        async with asyncio.timeout(CHECK_TIMEOUT_S):
+            return await context.queue.num_engines()
+    except (QueueUnavailableError, TimeoutError):
+        return None

@@ -28,7 +28,7 @@ SHUTDOWN_GRACE_S = 30
 def main() -> None:
     configure_logging("api")
     # pydantic-settings fills the fields from the environment.
-    asyncio.run(serve(Settings()))  # type: ignore[call-arg]
+    asyncio.run(serve(Settings()))
 
 
 async def serve(settings: Settings) -> None:

@@ -120,5 +120,5 @@ class AdapterRepository:
             query = query.where(AdapterVersion.adapter_id == adapter_id)
         return list(await self._session.scalars(query.distinct()))
 
-    def _adapters(self) -> Select[tuple[Adapter]]:
+    def _adapters(self) -> Select[Adapter]:
         return select(Adapter).where(Adapter.tenant_id == self._tenant_id)

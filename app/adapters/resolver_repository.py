@@ -54,7 +54,7 @@ async def list_aliased_versions(
     return [(row[-1], NamedVersion(*row[:-1])) for row in await session.execute(query)]
 
 
-def _active_versions(tenant_id: str, base_model_id: str) -> Select[Any]:
+def _active_versions(tenant_id: str, base_model_id: str) -> Select[*tuple[Any, ...]]:
     return (
         select(
             Adapter.name,
@@ -73,5 +73,5 @@ def _active_versions(tenant_id: str, base_model_id: str) -> Select[Any]:
     )
 
 
-def _join_alias(query: Select[Any]) -> Select[Any]:
+def _join_alias(query: Select[*tuple[Any, ...]]) -> Select[*tuple[Any, ...]]:
     return query.join(AdapterAlias, AdapterAlias.version_id == AdapterVersion.id)

@@ -26,6 +26,14 @@ class VersionRepository:
         self._session.add(version)
         await self._session.flush()
 
+    async def get(self, version_id: str) -> AdapterVersion | None:
+        """A version of any of the tenant's adapters, as it is now."""
+        return await self._session.scalar(
+            select(AdapterVersion)
+            .where(AdapterVersion.tenant_id == self._tenant_id, AdapterVersion.id == version_id)
+            .execution_options(populate_existing=True)
+        )
+
     async def get_by_id(self, adapter_id: str, version_id: str) -> AdapterVersion | None:
         return await self._session.scalar(
             self._versions(adapter_id).where(AdapterVersion.id == version_id)
@@ -64,7 +72,7 @@ class VersionRepository:
         )
         return found is not None
 
-    def _versions(self, adapter_id: str) -> Select[tuple[AdapterVersion]]:
+    def _versions(self, adapter_id: str) -> Select[AdapterVersion]:
         return select(AdapterVersion).where(
             AdapterVersion.tenant_id == self._tenant_id, AdapterVersion.adapter_id == adapter_id
         )

@@ -1,0 +1,77 @@
+"""Adapters over REST, twice: for operators and, at `/v1/adapters`, for keys with `adapters:write`.
+
+Knows no rules and no SQL. Invariant: both routers call the same functions, with the tenant that
+the router's policy established.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends
+
+from app.adapters import service
+from app.adapters.repository import AdapterRepository
+from app.adapters.schemas import AdapterCreate, AdapterView, AliasPut, AliasView
+from app.adapters.tenancy import OwnedSession, operator_for_tenant, tenant_for_itself
+from app.adapters.version_endpoints import version_router
+from app.bodies import Deleted
+from app.context import AppContext, get_context
+from app.pages import Page, Paging
+
+Context = Annotated[AppContext, Depends(get_context)]
+
+router = APIRouter()
+
+
+@router.post("", status_code=201)
+async def create_adapter(body: AdapterCreate, owned: OwnedSession, context: Context) -> AdapterView:
+    adapter = await service.create_adapter(owned.session, owned.tenant_id, body, context.base)
+    return AdapterView.of(adapter, {})
+
+
+@router.get("")
+async def list_adapters(owned: OwnedSession, paging: Paging) -> Page[AdapterView]:
+    adapters = AdapterRepository(owned.session, owned.tenant_id)
+    rows = await adapters.list_page(paging.after, paging.num_rows)
+    aliases = await adapters.aliases_of([row.id for row in rows])
+    return paging.page(rows, lambda row: AdapterView.of(row, aliases[row.id]))
+
+
+@router.get("/{adapter}")
+async def get_adapter(adapter: str, owned: OwnedSession) -> AdapterView:
+    row = await service.find_adapter(owned.session, owned.tenant_id, adapter)
+    aliases = await AdapterRepository(owned.session, owned.tenant_id).aliases_of([row.id])
+    return AdapterView.of(row, aliases[row.id])
+
+
+@router.delete("/{adapter}")
+async def delete_adapter(adapter: str, owned: OwnedSession) -> Deleted:
+    deleted = await service.delete_adapter(owned.session, owned.tenant_id, adapter)
+    return Deleted(id=deleted.id, object="adapter")
+
+
+@router.put("/{adapter}/aliases/{alias}")
+async def put_alias(adapter: str, alias: str, body: AliasPut, owned: OwnedSession) -> AliasView:
+    version = await service.put_alias(owned.session, owned.tenant_id, adapter, alias, body.version)
+    return AliasView(
+        alias=alias,
+        adapter_id=version.adapter_id,
+        version=f"v{version.number}",
+        version_id=version.id,
+    )
+
+
+@router.delete("/{adapter}/aliases/{alias}")
+async def delete_alias(adapter: str, alias: str, owned: OwnedSession) -> Deleted:
+    await service.delete_alias(owned.session, owned.tenant_id, adapter, alias)
+    return Deleted(id=alias, object="adapter.alias")
+
+
+admin_router = APIRouter(
+    prefix="/tenants/{tenant}/adapters", dependencies=[Depends(operator_for_tenant)]
+)
+tenant_router = APIRouter(prefix="/adapters", dependencies=[Depends(tenant_for_itself)])
+for _router in (admin_router, tenant_router):
+    _router.include_router(router)
+    _router.include_router(version_router)

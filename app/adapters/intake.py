@@ -1,0 +1,129 @@
+"""An upload's way in: receive, check the structure, keep the bytes, write the version down.
+
+Knows nothing of who uploads. Invariants: nothing is stored before it passed; the version's row and
+its job are one transaction, in which the bytes are in the store; equal bytes for the same adapter
+are the same version. No database connection is held while the client sends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+from sqlalchemy.ext.asyncio import AsyncSession
+from starlette.requests import Request
+
+from app.adapters.jobs_repository import add_job
+from app.adapters.manifest_summary import summarise
+from app.adapters.receive import receive_files
+from app.adapters.reports import build_report, refusal
+from app.adapters.repository import AdapterRepository
+from app.adapters.service import find_adapter
+from app.adapters.versions_repository import VersionRepository, lock_bytes
+from app.context import AppContext
+from app.db import tenant_scope
+from app.errors import NotFoundError, UnprocessableError
+from app.ids import new_id
+from app.tables import Adapter, AdapterVersion
+from lora.base_spec import BaseSpec
+from lora.digest import FileDigest, adapter_digest
+from lora.manifest import AdapterManifest, ManifestError, read_manifest
+from lora.store import CONFIG_FILE, WEIGHTS_FILE, AdapterStore, locator_of
+
+STAGING_FOLDER = "uploads"
+
+
+async def upload_version(
+    context: AppContext, tenant_id: str, reference: str, request: Request
+) -> AdapterVersion:
+    """A new version in state `verifying`, or the existing one with these bytes.
+
+    Raises NotFoundError, or the refusal of the upload as an ApiError with a report.
+    """
+    async with context.database.session() as session:
+        await tenant_scope(session, tenant_id)
+        adapter = await find_adapter(session, tenant_id, reference)
+    with _staging(context.settings.data_dir) as folder:
+        files = await receive_files(request, folder, context.settings.max_upload_bytes)
+        digest = adapter_digest(files.values())
+        manifest = await asyncio.to_thread(_check, folder, files, context.base, digest)
+        async with context.database.session() as session:
+            await tenant_scope(session, tenant_id)
+            version = await _accept(
+                session, context.store, adapter, digest, list(files.values()), manifest, folder
+            )
+            await session.commit()
+    return version
+
+
+async def _accept(
+    session: AsyncSession,
+    store: AdapterStore,
+    adapter: Adapter,
+    digest: str,
+    files: list[FileDigest],
+    manifest: AdapterManifest,
+    folder: Path,
+) -> AdapterVersion:
+    tenant_id = adapter.tenant_id
+    locked = await AdapterRepository(session, tenant_id).lock(adapter.id)
+    if locked is None:  # deleted while the client was sending
+        raise NotFoundError("No such adapter.", param="adapter")
+    versions = VersionRepository(session, tenant_id)
+    existing = await versions.get_live_by_digest(adapter.id, digest)
+    if existing is not None:
+        return existing
+    # A worker may be about to remove the same bytes on behalf of a deleted version.
+    await lock_bytes(session, locator_of(tenant_id, digest))
+    locator = await asyncio.to_thread(
+        store.put, tenant_id, digest, {file.name: folder / file.name for file in files}
+    )
+    version = AdapterVersion(
+        id=new_id("ver"),
+        tenant_id=tenant_id,
+        adapter_id=adapter.id,
+        number=locked.next_number,
+        digest=digest,
+        state="verifying",
+        locator=locator,
+        num_bytes=sum(file.num_bytes for file in files),
+        files=[asdict(file) for file in files],
+        manifest=summarise(manifest),
+        report=build_report(digest, "verifying", manifest.warnings),
+    )
+    locked.next_number += 1
+    await versions.add(version)
+    await session.refresh(version)
+    await add_job(session, tenant_id, "verify", version.id)
+    return version
+
+
+def _check(
+    folder: Path, files: dict[str, FileDigest], base: BaseSpec, digest: str
+) -> AdapterManifest:
+    """Every structural check. Raises the refusal with all findings."""
+    if WEIGHTS_FILE not in files:
+        raise UnprocessableError(
+            f"The upload holds no {WEIGHTS_FILE}.", code="adapter_empty", param=WEIGHTS_FILE
+        )
+    if CONFIG_FILE not in files:
+        raise UnprocessableError(
+            f"The upload holds no {CONFIG_FILE}.", code="config_missing", param=CONFIG_FILE
+        )
+    try:
+        return read_manifest((folder / CONFIG_FILE).read_bytes(), folder / WEIGHTS_FILE, base)
+    except ManifestError as error:
+        raise refusal(error, digest) from error
+
+
+@contextmanager
+def _staging(data_dir: Path) -> Iterator[Path]:
+    """A folder of this upload's own, gone when it ends."""
+    parent = data_dir / STAGING_FOLDER
+    parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=parent) as folder:
+        yield Path(folder)

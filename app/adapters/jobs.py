@@ -1,0 +1,72 @@
+"""Does the worker's jobs, one at a time: verify a version, remove bytes.
+
+Knows nothing of the process around it. Invariants: a job is done in the scope of the tenant it is
+about; a job that fails is postponed, so that it never keeps others from being done; bytes that some
+version may still be served from are not removed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+
+import structlog
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from app.adapters.jobs_repository import claim_job, finish_job, postpone_job
+from app.adapters.verification import verify_version
+from app.adapters.versions_repository import is_needed, lock_bytes
+from app.db import Database, tenant_scope
+from app.errors import UnavailableError
+from app.tables import AdapterJob
+from lora.base_spec import BaseSpec
+from lora.store import AdapterStore
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class JobRunner:
+    database: Database
+    store: AdapterStore
+    base: BaseSpec
+    now: Callable[[], datetime]
+
+    async def run_next(self) -> bool:
+        """Do one job; False where none is due. Raises UnavailableError without registry."""
+        async with self.database.session() as session:
+            job = await claim_job(session)
+            if job is None:
+                return False
+            try:
+                await tenant_scope(session, job.tenant_id)
+                await self._do(session, job)
+                await finish_job(session, job)
+                await session.commit()
+                return True
+            except UnavailableError:
+                raise
+            except Exception:  # whatever it is, it must not stop the jobs behind it
+                log.exception("job_failed", job_id=job.id, kind=job.kind, attempts=job.attempts)
+                await session.rollback()
+                job_id, attempts = job.id, job.attempts + 1
+        async with self.database.session() as session:
+            await postpone_job(session, job_id, attempts)
+            await session.commit()
+        return True
+
+    async def _do(self, session: AsyncSession, job: AdapterJob) -> None:
+        if job.kind == "verify":
+            await verify_version(
+                session, self.store, self.base, job.tenant_id, job.subject, self.now()
+            )
+        else:
+            await self._remove(session, job.tenant_id, job.subject)
+
+    async def _remove(self, session: AsyncSession, tenant_id: str, locator: str) -> None:
+        await lock_bytes(session, locator)
+        if not await is_needed(session, tenant_id, locator):
+            await asyncio.to_thread(self.store.delete, locator)
+            log.info("adapter_bytes_removed", tenant_id=tenant_id, locator=locator)

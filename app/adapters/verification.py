@@ -1,0 +1,108 @@
+"""The second half of an upload's validation: what has to read every value.
+
+Knows nothing of who waits for it. Invariants: the bytes that are checked are the store's, and their
+digest is recomputed; the first version of an adapter that becomes active takes `prod`, and no later
+one moves it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+
+import structlog
+from lora.values import check_values
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from app.adapters.jobs_repository import add_job
+from app.adapters.names import DEFAULT_ALIAS
+from app.adapters.reports import build_report
+from app.adapters.repository import AdapterRepository
+from app.adapters.versions_repository import VersionRepository
+from app.tables import AdapterVersion
+from lora.base_spec import BaseSpec
+from lora.digest import adapter_digest, hash_file
+from lora.findings import Finding
+from lora.manifest import ManifestError, read_manifest
+from lora.store import CONFIG_FILE, WEIGHTS_FILE, AdapterMissingError, AdapterStore
+
+log = structlog.get_logger()
+
+
+async def verify_version(
+    session: AsyncSession,
+    store: AdapterStore,
+    base: BaseSpec,
+    tenant_id: str,
+    version_id: str,
+    now: datetime,
+) -> None:
+    """Check one version and write down what came of it. In the tenant's scope."""
+    versions = VersionRepository(session, tenant_id)
+    waiting = await versions.get(version_id)
+    if waiting is None or waiting.state != "verifying":
+        return  # deleted, or done by a worker whose answer was lost
+    findings = await asyncio.to_thread(check_stored, store, base, waiting.locator, waiting.digest)
+    # The check may have taken a while: nothing was locked meanwhile, so look again.
+    adapters = AdapterRepository(session, tenant_id)
+    locked = await adapters.lock(waiting.adapter_id)
+    version = await versions.get(version_id)
+    if locked is None or version is None or version.state != "verifying":
+        return
+    if any(finding.severity == "error" for finding in findings):
+        await _reject(session, version, findings)
+    else:
+        await _activate(adapters, versions, version, findings, now)
+    await session.flush()
+    log.info("adapter_verified", version_id=version.id, state=version.state, digest=version.digest)
+
+
+def check_stored(
+    store: AdapterStore, base: BaseSpec, locator: str, digest: str
+) -> Sequence[Finding]:
+    """All findings about an adapter in the store, warnings included. Blocking."""
+    try:
+        folder = store.fetch(locator)
+    except AdapterMissingError:
+        return [_corrupt("The adapter's bytes are missing from the store.")]
+    if _digest_of(folder) != digest:
+        return [_corrupt("The adapter's bytes in the store are not those that were accepted.")]
+    weights = folder / WEIGHTS_FILE
+    try:
+        manifest = read_manifest((folder / CONFIG_FILE).read_bytes(), weights, base)
+    except ManifestError as error:  # the rules have become stricter since it was accepted
+        return error.findings
+    return [*manifest.warnings, *check_values(weights, manifest)]
+
+
+async def _activate(
+    adapters: AdapterRepository,
+    versions: VersionRepository,
+    version: AdapterVersion,
+    findings: Sequence[Finding],
+    now: datetime,
+) -> None:
+    is_first = not await versions.was_ever_active(version.adapter_id)
+    version.state = "active"
+    version.activated_at = now
+    version.report = build_report(version.digest, "active", findings)
+    if is_first:
+        await adapters.set_alias(version, DEFAULT_ALIAS)
+
+
+async def _reject(
+    session: AsyncSession, version: AdapterVersion, findings: Sequence[Finding]
+) -> None:
+    version.state = "rejected"
+    version.report = build_report(version.digest, "rejected", findings)
+    await add_job(session, version.tenant_id, "remove", version.locator)
+
+
+def _digest_of(folder: Path) -> str:
+    return adapter_digest([hash_file(folder / CONFIG_FILE), hash_file(folder / WEIGHTS_FILE)])
+
+
+def _corrupt(message: str) -> Finding:
+    return Finding(code="adapter_corrupt", severity="error", message=message)

@@ -1,0 +1,79 @@
+"""Versions of an adapter over REST: upload, list, read, delete.
+
+Knows no rules and no SQL. Invariant: an upload holds no database connection while bytes arrive or
+while it waits for the numeric check.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query, Request
+
+from app.adapters import service
+from app.adapters.intake import upload_version
+from app.adapters.schemas import VersionView
+from app.adapters.tenancy import OwnedSession, TenantId
+from app.adapters.versions_repository import VersionRepository
+from app.bodies import Deleted
+from app.context import AppContext, get_context
+from app.db import tenant_scope
+from app.pages import Page, Paging
+
+MAX_WAIT_S = 120.0
+POLL_INTERVAL_S = 0.1
+
+Context = Annotated[AppContext, Depends(get_context)]
+Wait = Annotated[float, Query(ge=0, le=MAX_WAIT_S)]
+
+version_router = APIRouter(prefix="/{adapter}/versions")
+
+
+@version_router.post("", status_code=201)
+async def create_version(
+    adapter: str, request: Request, tenant_id: TenantId, context: Context, wait: Wait = 0
+) -> VersionView:
+    version = await upload_version(context, tenant_id, adapter, request)
+    shown = VersionView.of(version)
+    return await _wait_until_verified(context, tenant_id, shown, wait)
+
+
+@version_router.get("")
+async def list_versions(adapter: str, owned: OwnedSession, paging: Paging) -> Page[VersionView]:
+    row = await service.find_adapter(owned.session, owned.tenant_id, adapter)
+    versions = VersionRepository(owned.session, owned.tenant_id)
+    rows = await versions.list_page(row.id, paging.after, paging.num_rows)
+    return paging.page(rows, VersionView.of)
+
+
+@version_router.get("/{version}")
+async def get_version(
+    adapter: str, version: str, tenant_id: TenantId, context: Context, wait: Wait = 0
+) -> VersionView:
+    async with context.database.session() as session:
+        await tenant_scope(session, tenant_id)
+        row = await service.find_adapter(session, tenant_id, adapter)
+        shown = VersionView.of(await service.find_version(session, tenant_id, row, version))
+    return await _wait_until_verified(context, tenant_id, shown, wait)
+
+
+@version_router.delete("/{version}")
+async def delete_version(adapter: str, version: str, owned: OwnedSession) -> Deleted:
+    deleted = await service.delete_version(owned.session, owned.tenant_id, adapter, version)
+    return Deleted(id=deleted.id, object="adapter.version")
+
+
+async def _wait_until_verified(
+    context: AppContext, tenant_id: str, shown: VersionView, wait_s: float
+) -> VersionView:
+    """The version once its check is done, or as it is after `wait_s`."""
+    deadline = time.monotonic() + wait_s
+    while shown.state == "verifying" and time.monotonic() < deadline:
+        await asyncio.sleep(POLL_INTERVAL_S)
+        async with context.database.session() as session:
+            await tenant_scope(session, tenant_id)
+            row = await service.find_adapter(session, tenant_id, shown.adapter_id)
+            shown = VersionView.of(await service.find_version(session, tenant_id, row, shown.id))
+    return shown

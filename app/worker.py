@@ -1,0 +1,102 @@
+"""`python -m app.worker`: does what waits in the registry, until a signal ends it.
+
+Knows nothing of HTTP or Redis. Invariants: NOTIFY makes it prompt and polling makes it certain, so
+that a lost notification costs `POLL_INTERVAL_S` and no more; a signal lets the job at hand finish.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import asyncpg
+import structlog
+from sqlalchemy import make_url
+
+from app.adapters.jobs import JobRunner
+from app.adapters.jobs_repository import JOBS_CHANNEL
+from app.context import utc_now
+from app.db import CONNECT_TIMEOUT_S, Database
+from app.errors import UnavailableError
+from app.logging import configure_logging
+from app.settings import WorkerSettings
+from lora.base_spec import BaseSpec
+from lora.store import open_store
+
+log = structlog.get_logger()
+
+POLL_INTERVAL_S = 2.0
+_LOST = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError)
+
+
+def main() -> None:
+    configure_logging("worker")
+    # pydantic-settings fills the fields from the environment.
+    asyncio.run(run(WorkerSettings()))
+
+
+async def run(settings: WorkerSettings) -> None:
+    """Work until SIGTERM or SIGINT."""
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    database = Database(settings.database_url, pool_size=2)
+    runner = JobRunner(
+        database,
+        open_store(settings.adapter_store),
+        await asyncio.to_thread(BaseSpec.from_folder, settings.model, settings.model_id),
+        utc_now,
+    )
+    log.info("worker_started")
+    try:
+        while not stopping.is_set():
+            await _work_while_connected(settings.database_url, runner, stopping)
+    finally:
+        await database.close()
+    log.info("worker_stopped")
+
+
+async def _work_while_connected(
+    database_url: str, runner: JobRunner, stopping: asyncio.Event
+) -> None:
+    """Do jobs as they come; returns when stopping, or a while after the registry was lost."""
+    try:
+        async with _notifications(database_url) as notified:
+            while not stopping.is_set():
+                notified.clear()
+                if not await runner.run_next():
+                    await _wait_for_any(notified, stopping)
+    except (UnavailableError, *_LOST) as error:
+        log.warning("registry_unreachable", error=type(error).__name__)
+        await _wait_for_any(stopping)
+
+
+@asynccontextmanager
+async def _notifications(database_url: str) -> AsyncIterator[asyncio.Event]:
+    """An event that is set whenever a job was queued, or the connection was lost."""
+    notified = asyncio.Event()
+    dsn = make_url(database_url).set(drivername="postgresql")
+    connection = await asyncpg.connect(
+        dsn.render_as_string(hide_password=False), timeout=CONNECT_TIMEOUT_S
+    )
+    try:
+        connection.add_termination_listener(lambda _: notified.set())
+        await connection.add_listener(JOBS_CHANNEL, lambda *_: notified.set())
+        yield notified
+    finally:
+        await connection.close(timeout=CONNECT_TIMEOUT_S)
+
+
+async def _wait_for_any(*events: asyncio.Event) -> None:
+    """Until one of the events is set, but no longer than the poll interval."""
+    waiting = [asyncio.create_task(event.wait()) for event in events]
+    await asyncio.wait(waiting, timeout=POLL_INTERVAL_S, return_when=asyncio.FIRST_COMPLETED)
+    for task in waiting:
+        task.cancel()
+
+
+if __name__ == "__main__":
+    main()
