@@ -150,10 +150,6 @@ class Findings:
         assert code in WARNINGS, code
         self._add(code, "warning", message, param, None, None, None)
 
-    def extend(self, findings: Iterable[Finding]) -> None:
-        """Take over findings that another collector made."""
-        self._found.extend(findings)
-
     @property
     def has_errors(self) -> bool:
         return any(finding.severity == "error" for finding in self._found)

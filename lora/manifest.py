@@ -1,15 +1,26 @@
 """An adapter as the rest of Tenfold sees it: which modules, at which rank and scale, where.
 
-Torch-free; used alike by the upload route and by the engine's loader.
+Torch-free, and used alike by the upload route and by the engine's loader, so that what one
+accepts the other serves. Invariant: a manifest accounts for every tensor of the file and every
+field of the configuration; anything else is a ManifestError that lists all findings.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Collection
 from dataclasses import dataclass
+from pathlib import Path
 
-from lora.findings import Finding, ManifestError
+from lora.base_check import check_base
+from lora.base_spec import MODULES, BaseSpec
+from lora.findings import Finding, Findings, ManifestError
 from lora.limits import DEFAULT_LIMITS, ManifestLimits
-from lora.safetensors_header import TensorSpan
+from lora.peft_config import PeftConfig, read_config
+from lora.safetensors_header import TensorSpan, read_header
+from lora.store import CONFIG_FILE, WEIGHTS_FILE
+from lora.targets import ModuleKey, Targets, read_targets
+from lora.tensor_plan import TensorPair, TensorPlan, plan_tensors
 
 __all__ = [
     "DEFAULT_LIMITS",
@@ -19,6 +30,7 @@ __all__ = [
     "ManifestError",
     "ManifestLimits",
     "TensorSpan",
+    "read_manifest",
 ]
 
 
@@ -43,3 +55,109 @@ class AdapterManifest:
     base_name: str | None
     num_params: int
     max_rank: int
+
+
+def read_manifest(
+    config_bytes: bytes,
+    weights: Path,
+    base: BaseSpec,
+    *,
+    known_bases: Collection[str] = (),
+    limits: ManifestLimits = DEFAULT_LIMITS,
+) -> AdapterManifest:
+    """Check an adapter's configuration and its file's header against the base.
+
+    `known_bases` are the names of all bases that the registry knows, by which an adapter of
+    another base of the same shape is told. Tensors' values are not read (`lora.values`).
+
+    Raises:
+        ManifestError: the adapter is refused; the error lists every finding.
+        OSError: `weights` cannot be read.
+    """
+    of_config, of_weights = Findings(CONFIG_FILE), Findings(WEIGHTS_FILE)
+    config = read_config(config_bytes, limits, of_config)
+    if config is not None:
+        check_base(config, base, known_bases, of_config)
+    spans = read_header(weights, limits, of_weights)
+    plan = None if spans is None else plan_tensors(spans, base, limits, of_weights)
+    modules: tuple[LoraModule, ...] = ()
+    # NOTE: targets are matched against the names of the trained model, which the file tells.
+    if config is not None:
+        prefix = "model." if plan is None else plan.prefix
+        targets = read_targets(config, base, prefix, limits, of_config)
+        if targets is not None and plan is not None:
+            _check_targets(targets, plan, of_weights)
+            modules = _join(config, targets, plan, limits, of_weights)
+    findings = (*of_config.all(), *of_weights.all())
+    if config is None or of_config.has_errors or of_weights.has_errors:
+        raise ManifestError(findings)
+    return AdapterManifest(
+        modules=modules,
+        warnings=findings,
+        base_name=config.base_name,
+        num_params=sum(each.a.num_elements + each.b.num_elements for each in modules),
+        max_rank=max(each.rank for each in modules),
+    )
+
+
+def _check_targets(targets: Targets, plan: TensorPlan, findings: Findings) -> None:
+    """The tensors are the truth; a configuration that says otherwise tells of a broken save."""
+    if targets.configured is None:
+        return
+    findings.refuse_all(
+        "tensor_unexpected",
+        _shown(plan.touched - targets.configured),
+        "modules that have tensors but are not configured as targets",
+    )
+    findings.refuse_all(
+        "tensor_missing",
+        _shown(targets.configured - plan.touched),
+        "modules that are configured as targets but have no tensors",
+    )
+
+
+def _join(
+    config: PeftConfig,
+    targets: Targets,
+    plan: TensorPlan,
+    limits: ManifestLimits,
+    findings: Findings,
+) -> tuple[LoraModule, ...]:
+    """Give each pair its scale, after checking its rank against the configured one."""
+    modules: list[LoraModule] = []
+    for key, pair in sorted(plan.pairs.items(), key=lambda item: _canonical(item[0])):
+        if pair.rank != targets.ranks[key]:
+            findings.refuse(
+                "rank_mismatch",
+                "the configuration gives another rank",
+                param=pair.a.name,
+                expected=targets.ranks[key],
+                actual=pair.rank,
+            )
+            continue
+        scale = _scale(targets.alphas[key], pair, config.use_rslora)
+        if not abs(scale) <= limits.max_scale:
+            findings.refuse(
+                "scaling_invalid",
+                f"|alpha / r| exceeds {limits.max_scale:g}",
+                param=pair.a.name,
+                actual=scale,
+            )
+        modules.append(LoraModule(*key, pair.rank, scale, pair.a, pair.b))
+    if any(module.scale <= 0 for module in modules):
+        findings.warn("scaling_unusual", "alpha is zero or negative", param="lora_alpha")
+    return tuple(modules)
+
+
+def _scale(alpha: int | float, pair: TensorPair, use_rslora: bool) -> float:
+    """alpha / r, or alpha / sqrt(r) for rsLoRA, with the module's own r."""
+    return alpha / math.sqrt(pair.rank) if use_rslora else alpha / pair.rank
+
+
+def _canonical(key: ModuleKey) -> tuple[int, int]:
+    layer, module = key
+    return layer, MODULES.index(module)
+
+
+def _shown(keys: Collection[ModuleKey]) -> list[str]:
+    return [f"layers.{layer}.{module}" for layer, module in sorted(keys, key=_canonical)]
