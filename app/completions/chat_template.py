@@ -20,6 +20,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 Message = dict[str, Any]
 
+_NO_VARIABLES: dict[str, Any] = {"tools": None, "documents": None}
+
 
 class ChatTemplateError(ValueError):
     """The template refused the messages, or could not be applied to them."""
@@ -41,9 +43,12 @@ class ChatTemplate:
         except jinja2.TemplateError as error:
             raise ChatTemplateError(f"the chat template does not compile: {error}") from error
 
-    def render(self, messages: Sequence[Message], **variables: Any) -> str:
-        """The prompt for the next assistant turn. Raises ChatTemplateError."""
-        known = {"tools": None, "documents": None, **self._special_tokens, **variables}
+    def render(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> str:
+        """The prompt for the next assistant turn; `variables` are the client's own.
+
+        Raises ChatTemplateError.
+        """
+        known = {**_NO_VARIABLES, **self._special_tokens, **variables}
         try:
             return self._template.render(messages=messages, add_generation_prompt=True, **known)
         except jinja2.TemplateError as error:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import tokenizers
@@ -40,7 +40,7 @@ class Detokenizer(Protocol):
 class ByteLevelVocabulary:
     """What each token id adds, as bytes (GPT-2's byte alphabet: Llama 3, SmolLM2)."""
 
-    pieces: list[bytes]
+    pieces: list[bytes] = field(repr=False)
 
     def start(self) -> Detokenizer:
         return _ByteLevelDetokenizer(self.pieces)
@@ -67,7 +67,7 @@ class ByteFallbackVocabulary:
     `num_stripped` spaces are taken off the front of the whole text.
     """
 
-    pieces: list[str | bytes]
+    pieces: list[str | bytes] = field(repr=False)
     num_stripped: int
 
     def start(self) -> Detokenizer:

@@ -73,7 +73,7 @@ class Prompter:
                 param="messages",
             )
         try:
-            rendered = template.render(messages, **variables)
+            rendered = template.render(messages, variables)
             rendered.encode()
         except (ChatTemplateError, UnicodeEncodeError) as error:
             raise BadRequestError(str(error), param="messages") from error
