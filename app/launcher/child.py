@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -108,12 +109,12 @@ class ChildProcess:
                 )
             time.sleep(POLL_INTERVAL_S)
 
-    def wait(self, timeout_s: float) -> int:
-        """Wait for the child to end by itself; its exit status. Raises ChildNotReadyError."""
-        self.wait_ready(lambda: not self.is_running, timeout_s)
-        assert self._process is not None
-        self.spec.pid_path.unlink(missing_ok=True)
-        return self._process.returncode
+    def wait_success(self, timeout_s: float) -> None:
+        """Wait for a child that ends by itself.
+
+        Raises ChildExitedError unless it ends with status 0, ChildNotReadyError at the deadline.
+        """
+        self.wait_ready(lambda: self._process is None or self._process.poll() == 0, timeout_s)
 
     def check_running(self) -> None:
         """Raise ChildExitedError if the child has ended."""
@@ -124,30 +125,20 @@ class ChildProcess:
         problem = f"ended unexpectedly ({how})"
         raise ChildExitedError(self.spec.name, problem, self.spec.log_path, self.log_tail())
 
-    def request_stop(self) -> None:
-        """Ask the child to end, without waiting."""
-        if self.is_running:
-            self.signal(self.spec.stop_signal)
-
-    def stop(self, grace_s: float | None = None) -> None:
-        """Ask the child to end, wait at most `grace_s`, then kill what is left of its session."""
+    def stop(self) -> None:
+        """Ask the child to end, wait at most `grace_s`, then kill it and its process group."""
         if self._process is None:
             return
         try:
-            self.request_stop()
-            self._process.wait(self.spec.grace_s if grace_s is None else grace_s)
+            self._process.send_signal(self.spec.stop_signal)
+            self._process.wait(self.spec.grace_s)
         except subprocess.TimeoutExpired:
             pass
         finally:
-            self._kill_session()
+            self._kill_group()
             self._process.wait()
             self.spec.pid_path.unlink(missing_ok=True)
             self._process = None
-
-    def signal(self, signum: signal.Signals) -> None:
-        """Send one signal to the child."""
-        assert self._process is not None
-        self._process.send_signal(signum)
 
     def log_tail(self, max_lines: int = 15) -> list[str]:
         """The last lines that this run of the child logged."""
@@ -157,10 +148,10 @@ class ChildProcess:
             lines = log.read().decode("utf-8", errors="replace").splitlines()
         return lines[-max_lines:]
 
-    def _kill_session(self) -> None:
-        assert self._process is not None
-        if self._process.poll() is None:
-            os.killpg(self._process.pid, signal.SIGKILL)
+    def _kill_group(self) -> None:
+        """Also what the child itself started; nothing, if it has ended and left none behind."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
 
 
 def _rotate(log_path: Path) -> None:

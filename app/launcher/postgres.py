@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Self
 
 from app.launcher.child import ChildProcess, ChildSpec, server_environment
-from app.launcher.errors import ChildExitedError
+from app.launcher.errors import ChildExitedError, LauncherError
 from app.launcher.lock import FolderLock
 from app.launcher.ports import LOOPBACK, free_port
 from app.launcher.postgres_home import PostgresHome, open_home
@@ -105,6 +105,11 @@ class PostgresServer:
             self._home.remove_if_temporary()
         self._lock.release()
 
+    def check_running(self) -> None:
+        """Raise ChildExitedError if the server has ended."""
+        if self.child is not None:
+            self.child.check_running()
+
     def __enter__(self) -> Self:
         self.start()
         return self
@@ -120,14 +125,14 @@ class PostgresServer:
     def run_sql(self, sql: str, database: str = "postgres") -> str:
         """Run statements as superuser, each in its own transaction; the rows, unaligned.
 
-        For cluster-level work of set-up and tests. Raises subprocess.CalledProcessError.
+        For cluster-level work of set-up and tests. Raises LauncherError with Postgres' words.
         """
         done = subprocess.run(
             [self.home.binary("psql"), "-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1", "-f", "-"],
             input=sql,
             text=True,
             capture_output=True,
-            check=True,
+            check=False,
             timeout=START_TIMEOUT_S,
             env={
                 "PGHOST": LOOPBACK,
@@ -137,6 +142,8 @@ class PostgresServer:
                 "PGDATABASE": database,
             },
         )
+        if done.returncode != 0:
+            raise LauncherError(f"Postgres refused: {done.stderr.strip()}")
         return done.stdout.strip()
 
     def _start_on_some_port(self) -> None:

@@ -84,6 +84,11 @@ class ValkeyServer:
         self.port = 0
         self._lock.release()
 
+    def check_running(self) -> None:
+        """Raise ChildExitedError if the server has ended."""
+        if self.child is not None:
+            self.child.check_running()
+
     def __enter__(self) -> Self:
         self.start()
         return self

@@ -1,0 +1,50 @@
+"""The secrets of one data folder, generated on its first start: `secrets.json`, mode 0600.
+
+Knows nothing of what they protect. Invariant: the file appears whole or not at all, and the pepper
+never changes: with another one every key that was handed out would be refused.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+import msgspec
+
+from app.launcher.errors import LauncherError
+
+
+class FolderSecrets(msgspec.Struct, frozen=True, kw_only=True):
+    """`key_pepper` keys the HMAC of API keys; `admin_key` is the operator's bootstrap key."""
+
+    key_pepper: str
+    admin_key: str
+    redis_password: str
+
+
+def load_or_create_secrets(path: Path) -> tuple[FolderSecrets, bool]:
+    """The folder's secrets, and whether this call generated them. Raises LauncherError."""
+    if path.exists():
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=FolderSecrets), False
+        except msgspec.MsgspecError as error:
+            raise LauncherError(f"{path} is damaged ({error}); restore it from a backup") from error
+    fresh = FolderSecrets(
+        key_pepper=secrets.token_urlsafe(32),
+        admin_key=f"tfa_{secrets.token_urlsafe(32)}",
+        redis_password=secrets.token_urlsafe(24),
+    )
+    write_private(path, msgspec.json.format(msgspec.json.encode(fresh)))
+    return fresh, True
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """Replace the file in one step; only its owner can read it."""
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    fd = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(fd, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    scratch.rename(path)
