@@ -21,7 +21,7 @@ from app.pages import Page, Paging
 
 Context = Annotated[AppContext, Depends(get_context)]
 
-router = APIRouter()
+router = APIRouter(prefix="/adapters")
 
 
 @router.post("", status_code=201)
@@ -68,10 +68,8 @@ async def delete_alias(adapter: str, alias: str, owned: OwnedSession) -> Deleted
     return Deleted(id=alias, object="adapter.alias")
 
 
-admin_router = APIRouter(
-    prefix="/tenants/{tenant}/adapters", dependencies=[Depends(operator_for_tenant)]
-)
-tenant_router = APIRouter(prefix="/adapters", dependencies=[Depends(tenant_for_itself)])
+admin_router = APIRouter(prefix="/tenants/{tenant}", dependencies=[Depends(operator_for_tenant)])
+tenant_router = APIRouter(dependencies=[Depends(tenant_for_itself)])
 for _router in (admin_router, tenant_router):
     _router.include_router(router)
     _router.include_router(version_router)

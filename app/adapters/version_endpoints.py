@@ -28,7 +28,7 @@ POLL_INTERVAL_S = 0.1
 Context = Annotated[AppContext, Depends(get_context)]
 Wait = Annotated[float, Query(ge=0, le=MAX_WAIT_S)]
 
-version_router = APIRouter(prefix="/{adapter}/versions")
+version_router = APIRouter(prefix="/adapters/{adapter}/versions")
 
 
 @version_router.post("", status_code=201)

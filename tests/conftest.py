@@ -1,0 +1,3 @@
+"""Fixtures for every test: see `tests/fixtures/`. Real servers, started once per run."""
+
+pytest_plugins = ["tests.fixtures.servers", "tests.fixtures.registry"]
