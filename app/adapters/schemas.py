@@ -72,7 +72,10 @@ class VersionView(BaseModel):
             state=version.state,
             digest=version.digest,
             bytes=version.num_bytes,
-            files=version.files,
+            files=[
+                {"name": file["name"], "bytes": file["num_bytes"], "sha256": file["sha256"]}
+                for file in version.files
+            ],
             manifest=version.manifest,
             report=version.report,
             created=version.created_at,

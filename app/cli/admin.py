@@ -1,0 +1,43 @@
+"""`tenfold admin ...`: what an operator does, over the admin API.
+
+Knows nothing of the registry. The commands are in `admin_tenants.py`, `admin_keys.py` and
+`admin_adapters.py`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from app.cli.admin_adapters import adapter
+from app.cli.admin_client import open_client
+from app.cli.admin_keys import key
+from app.cli.admin_tenants import tenant
+
+admin = typer.Typer(name="admin", help="Manage tenants, keys and adapters.", no_args_is_help=True)
+admin.add_typer(tenant)
+admin.add_typer(key)
+admin.add_typer(adapter)
+
+
+@admin.callback()
+def connect(
+    context: typer.Context,
+    url: Annotated[
+        str | None,
+        typer.Option(envvar="TENFOLD_ADMIN_URL", help="Admin API.  [default: 127.0.0.1:8001]"),
+    ] = None,
+    key: Annotated[
+        str | None,
+        typer.Option(envvar="TENFOLD_ADMIN_KEY", help="Admin key.  [default: the data folder's]"),
+    ] = None,
+    data_dir: Annotated[
+        Path, typer.Option(help="Folder of a Tenfold on this machine, to find URL and key.")
+    ] = Path(".tenfold"),
+) -> None:
+    """Manage tenants, keys and adapters."""
+    client = open_client(url, key, data_dir)
+    context.call_on_close(client.http.close)
+    context.obj = client

@@ -1,0 +1,123 @@
+"""The admin API from the command line: one HTTP client, one way to fail, two ways to show.
+
+Knows nothing of single commands. Invariant: it speaks REST and nothing else, so that whatever the
+command line can do an operator's own program can do as well.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import httpx
+import typer
+from rich.console import Console
+from rich.table import Table
+
+DEFAULT_URL = "http://127.0.0.1:8001"
+TIMEOUT_S = 30.0
+PAGE_SIZE = 100
+
+Json = Annotated[bool, typer.Option("--json", help="Print the API's JSON instead of a table.")]
+
+stderr = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
+
+
+@dataclass(frozen=True, slots=True)
+class AdminClient:
+    """Calls under `/admin/v1`. What is not a success ends the command with a message."""
+
+    http: httpx.Client
+
+    def call(self, method: str, path: str, **options: Any) -> dict[str, Any]:
+        response = self.send(method, path, **options)
+        if not response.is_success:
+            fail(describe_error(response))
+        body = response.json()
+        assert isinstance(body, dict)
+        return body
+
+    def send(self, method: str, path: str, **options: Any) -> httpx.Response:
+        try:
+            return self.http.request(method, f"/admin/v1{path}", **options)
+        except httpx.TransportError as error:
+            fail(f"{self.http.base_url} does not answer: {error}")
+
+    def list_all(self, path: str) -> Iterator[dict[str, Any]]:
+        """Every row of a list, page by page."""
+        after = None
+        while True:
+            query = {"limit": PAGE_SIZE} | ({"after": after} if after else {})
+            page = self.call("GET", path, params=query)
+            yield from page["data"]
+            if not page["has_more"]:
+                return
+            after = page["last_id"]
+
+
+def open_client(url: str | None, key: str | None, data_dir: Path) -> AdminClient:
+    """A client by options and environment, else by what a local Tenfold left in its folder."""
+    url = url or _remembered(data_dir / "demo.json", "admin_url") or DEFAULT_URL
+    key = key or _remembered(data_dir / "secrets.json", "admin_key")
+    if key is None:
+        fail("no admin key: set TENFOLD_ADMIN_KEY or pass --key")
+    headers = {"authorization": f"Bearer {key}"}
+    return AdminClient(httpx.Client(base_url=url, headers=headers, timeout=TIMEOUT_S))
+
+
+def client_of(context: typer.Context) -> AdminClient:
+    """The client that the options before the command made."""
+    client = context.obj
+    assert isinstance(client, AdminClient)
+    return client
+
+
+def describe_error(response: httpx.Response) -> str:
+    """One line for the error, and one for each finding of an upload's report."""
+    try:
+        error = response.json()["error"]
+        lines = [f"{response.status_code} {error['code']}: {error['message']}"]
+        checks = error.get("report", {}).get("checks", [])
+    except (ValueError, KeyError, TypeError):
+        return f"the server answered {response.status_code}"
+    return "\n".join([*lines, *describe_checks(checks)])
+
+
+def describe_checks(checks: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [f"  {check['severity']} {check['rule']}: {check['message']}" for check in checks]
+
+
+def show(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
+    """A table of some columns on standard output."""
+    table = Table(*columns, box=None, header_style="bold", pad_edge=False)
+    for row in rows:
+        table.add_row(*(_cell(row.get(column)) for column in columns))
+    Console(soft_wrap=True, highlight=False, markup=False).print(table)
+
+
+def show_json(value: Any) -> None:
+    typer.echo(json.dumps(value, indent=2))
+
+
+def fail(message: str) -> NoReturn:
+    stderr.print(f"tenfold: {message}")
+    raise typer.Exit(1)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, dict):
+        return ", ".join(f"{key}={item}" for key, item in value.items()) or "-"
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _remembered(path: Path, field: str) -> str | None:
+    try:
+        value = json.loads(path.read_text())[field]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return value if isinstance(value, str) else None
