@@ -251,7 +251,7 @@ def _check_shape(
             "shape_mismatch",
             f"the shape {layout} does not fit the base",
             param=span.name,
-            expected=["rank", features] if axis else [features, "rank"],
+            expected=f"[rank, {features}]" if axis else f"[{features}, rank]",
             actual=list(span.shape),
         )
 
