@@ -30,10 +30,17 @@ READY_TIMEOUT_S = 900.0  # a large base model on a slow disk
 CONCERNS = ("DATABASE_URL", "OWNER_DATABASE_URL", "REDIS_URL", "KEY_PEPPER", "ADMIN_KEY")
 
 
+class Step(Protocol):
+    """One thing that is being done."""
+
+    def update(self, what: str, fraction: float) -> None:
+        """`what` is being done now; `fraction` of the step, 0 to 1, is behind us."""
+
+
 class Steps(Protocol):
     """Where progress is shown."""
 
-    def step(self, doing: str) -> AbstractContextManager[object]:
+    def step(self, doing: str) -> AbstractContextManager[Step]:
         """Show that something is being done, until the block ends."""
 
 

@@ -1,0 +1,33 @@
+"""The command `tenfold`: one file per command, mounted here.
+
+Knows nothing of HTTP handlers, SQL or torch: a command that runs a process replaces itself with it.
+"""
+
+from __future__ import annotations
+
+import typer
+
+from app.cli.admin import admin
+from app.cli.demo import demo
+from app.cli.processes import PASS_THROUGH, api, engine, migrate, worker
+from app.cli.serve import serve
+
+app = typer.Typer(
+    name="tenfold",
+    help="Multi-tenant multi-LoRA serving: one base model, thousands of adapters, one batch.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command()(demo)
+app.command()(serve)
+app.command(**PASS_THROUGH)(engine)
+app.command()(worker)
+app.command()(api)
+app.command()(migrate)
+app.add_typer(admin)
+
+
+def main() -> None:
+    """Entry point of the `tenfold` script."""
+    app()

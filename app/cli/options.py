@@ -1,0 +1,32 @@
+"""The options that `tenfold demo` and `tenfold serve` share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+DataDir = Annotated[
+    Path, typer.Option(help="Folder for everything that Tenfold keeps: registry, adapters, logs.")
+]
+Port = Annotated[int, typer.Option(min=1, max=65535, help="Port of the tenants' API.")]
+AdminPort = Annotated[
+    int | None,
+    typer.Option(
+        min=1, max=65535, help="Port of the operators' API.  [default: the port after --port]"
+    ),
+]
+Threads = Annotated[
+    int | None, typer.Option(min=1, help="Threads of the engine.  [default: all cores]")
+]
+Dtype = Annotated[
+    str | None, typer.Option(help="float32 or bfloat16.  [default: float32 on a CPU]")
+]
+BatchInvariant = Annotated[
+    bool | None,
+    typer.Option(
+        "--batch-invariant/--no-batch-invariant",
+        help="An answer does not depend on what else is in its batch, to the last bit.",
+    ),
+]
