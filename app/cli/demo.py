@@ -10,6 +10,7 @@ from pathlib import Path
 
 import httpx
 import msgspec
+import typer
 from rich.console import Console
 
 from app.cli.options import AdminPort, BatchInvariant, DataDir, Dtype, Port, Threads
@@ -54,8 +55,7 @@ def demo(
 
     def announce() -> None:
         ready = _set_up_tenants(stack, demo_path)
-        text = announcement(ready, config.data_dir, Path(sys.executable).parent)
-        Console(soft_wrap=True, highlight=False, markup=False).print(text)
+        typer.echo(announcement(ready, config.data_dir, Path(sys.executable).parent))
 
     run_in_foreground(stack, console, lambda: _prepare_model(stack), announce)
 

@@ -63,13 +63,11 @@ def serve(
             return resolve_model(model)
 
     def announce() -> None:
-        out = Console(soft_wrap=True, highlight=False, markup=False)
-        out.print(f"Tenants call    {stack.base_url}/v1")
-        out.print(f"Operators call  {stack.admin_url}/admin/v1")
+        typer.echo(f"Tenants call    {stack.base_url}/v1")
+        typer.echo(f"Operators call  {stack.admin_url}/admin/v1")
         if stack.is_new_admin_key:
-            secrets_path = config.data_dir / "secrets.json"
-            out.print(f"Admin key       {stack.admin_key}")
-            out.print(f"The key is shown this once; it stays in {secrets_path}.")
-        out.print("Ctrl-C stops everything.")
+            typer.echo(f"Admin key       {stack.admin_key}")
+            typer.echo(f"It is shown this once, and kept in {config.data_dir / 'secrets.json'}.")
+        typer.echo("Ctrl-C stops everything.")
 
     run_in_foreground(stack, console, prepare_model, announce)

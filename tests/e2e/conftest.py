@@ -1,0 +1,23 @@
+"""The real `tenfold demo`, started once for all end-to-end tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.e2e.running_demo import RunningDemo, start_demo
+
+
+@pytest.fixture(scope="session")
+def running_demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDemo]:
+    """The running demo, with its process, folder and output."""
+    demo = start_demo(tmp_path_factory.mktemp("demo"))
+    yield demo
+    demo.stop()
+
+
+@pytest.fixture(scope="session")
+def demo(running_demo: RunningDemo) -> dict[str, object]:
+    """The parsed `demo.json`: base_url, admin_url, admin_key, tenants."""
+    return running_demo.info

@@ -1,0 +1,159 @@
+"""`tenfold demo` from the outside: what it leaves in its folder, how it ends, how it comes back."""
+
+from __future__ import annotations
+
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from tests.e2e.running_demo import CHECKOUT, RunningDemo, start_demo
+
+NAMES = {"postgres", "valkey", "engine", "worker", "api"}
+
+
+def descendants(demo: RunningDemo) -> list[psutil.Process]:
+    return psutil.Process(demo.process.pid).children(recursive=True)
+
+
+def wait_for(claim: Callable[[], bool], timeout_s: float = 30.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not claim():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.05)
+
+
+def lives(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def child(demo: RunningDemo, name: str) -> psutil.Process:
+    folder = demo.data_dir / (name if name in ("postgres", "valkey") else "run")
+    return psutil.Process(int((folder / f"{name}.pid").read_text().split()[0]))
+
+
+def test_demo_json_is_private_and_has_what_a_client_needs(running_demo: RunningDemo) -> None:
+    path = running_demo.data_dir / "demo.json"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    info = running_demo.info
+    assert set(info) == {"base_url", "admin_url", "admin_key", "tenants"}
+    assert set(info["tenants"]) == {"acme", "globex"}
+    for tenant in info["tenants"].values():
+        assert set(tenant) == {"api_key", "models"}
+        assert "support-bot" in tenant["models"]
+    assert httpx.get(f"{info['base_url']}/readyz").status_code == 200
+    assert httpx.get(f"{info['admin_url']}/metrics").status_code == 200
+
+
+def test_output_has_no_terminal_codes_and_names_every_slow_step(running_demo: RunningDemo) -> None:
+    output = running_demo.output.read_text()
+    assert "\x1b" not in output
+    for step in ("Converting the base model", "Starting Postgres", "Setting up tenants"):
+        assert f"✓ {step}" in output
+
+
+def test_a_printed_curl_line_works_as_it_stands(running_demo: RunningDemo, tmp_path: Path) -> None:
+    output = running_demo.output.read_text()
+    start = output.index("# globex\n")
+    command = output[start : output.index("\n\n", start)]
+    done = subprocess.run(
+        ["sh", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=120
+    )
+    assert '"support-bot"' in done.stdout
+    assert '"assistant"' in done.stdout
+
+
+def test_a_second_start_on_a_live_folder_says_so(running_demo: RunningDemo) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "app.cli", "demo", "--data-dir", running_demo.data_dir],
+        cwd=CHECKOUT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert f"in use by a running process (pid {running_demo.process.pid})" in done.stderr
+    assert running_demo.process.poll() is None
+
+
+def test_a_taken_port_is_a_message(running_demo: RunningDemo, tmp_path: Path) -> None:
+    port = str(running_demo.port)
+    done = subprocess.run(
+        [sys.executable, "-m", "app.cli", "demo", "--data-dir", tmp_path, "--port", port],
+        cwd=CHECKOUT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+class TestLifeAndDeath:
+    """One demo of its own, ended and started again in each way; the tests are in order."""
+
+    @pytest.fixture(scope="class")
+    def folder(self, tmp_path_factory: pytest.TempPathFactory, running_demo: RunningDemo) -> Path:
+        folder = tmp_path_factory.mktemp("mortal")
+        models = Path("models") / "SmolLM2-135M-Instruct"
+        (folder / models).mkdir(parents=True)
+        for file in (running_demo.data_dir / models).iterdir():
+            (folder / models / file.name).hardlink_to(file)
+        return folder
+
+    @pytest.fixture
+    def mortal(self, folder: Path) -> Iterator[RunningDemo]:
+        demo = start_demo(folder)
+        yield demo
+        if demo.process.poll() is None:
+            demo.stop()
+
+    @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+    def test_a_signal_stops_every_child(self, mortal: RunningDemo, signum: signal.Signals) -> None:
+        processes = descendants(mortal)
+        assert len(processes) >= len(NAMES)
+        assert mortal.stop(signum) == 0
+        assert not any(map(lives, processes))
+        assert mortal.output.read_text().endswith("Stopped.\n")
+
+    def test_keys_are_kept_over_restarts(self, folder: Path, running_demo: RunningDemo) -> None:
+        before = (folder / "demo.json").read_bytes()
+        demo = start_demo(folder, running_demo.port + 7)
+        first_keys = {name: t["api_key"] for name, t in demo.info["tenants"].items()}
+        demo.stop()
+        assert all(key.encode() in before for key in first_keys.values())
+
+    def test_a_crash_of_one_child_stops_the_rest_with_its_last_lines(
+        self, mortal: RunningDemo
+    ) -> None:
+        processes = descendants(mortal)
+        child(mortal, "engine").kill()
+        assert mortal.process.wait(60) == 1
+        assert not any(map(lives, processes))
+        output = mortal.output.read_text()
+        assert "engine ended unexpectedly (SIGKILL). Last lines of" in output
+        assert "engine.log" in output
+
+    def test_nothing_outlives_a_killed_demo_and_the_next_start_repairs_its_folder(
+        self, mortal: RunningDemo, folder: Path
+    ) -> None:
+        processes = descendants(mortal)
+        mortal.process.kill()
+        mortal.process.wait()
+        again = start_demo(folder)
+        assert not any(map(lives, processes))
+        assert again.info["tenants"] == mortal.info["tenants"]
+        assert again.stop() == 0
