@@ -1,0 +1,94 @@
+"""Adapters from the store to weights, on threads of their own: never on the step loop.
+
+Checks the digest of what it reads. A missing or corrupt adapter is a result, not an exception:
+it fails the requests for that adapter and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from queue import Empty, SimpleQueue
+
+import structlog
+
+from engine.messages import AdapterRef, EngineError
+from engine.residency import LoadResult
+from lora.base_spec import BaseSpec
+from lora.digest import adapter_digest, hash_file
+from lora.manifest import ManifestError, read_manifest
+from lora.store import (
+    ADAPTER_FILES,
+    CONFIG_FILE,
+    WEIGHTS_FILE,
+    AdapterMissingError,
+    AdapterStore,
+    AdapterStoreError,
+)
+from lora.weights import LoraWeights, load_weights
+
+log = structlog.get_logger()
+
+MISSING = EngineError(code="adapter_missing", message="The adapter's files cannot be found.")
+CORRUPT = EngineError(code="adapter_corrupt", message="The adapter's files are damaged.")
+FAILED = EngineError(code="adapter_load_failed", message="The adapter could not be loaded.")
+
+
+class AdapterLoader:
+    """Loads adapters in the background; `on_completed` is called from a loader thread."""
+
+    def __init__(
+        self,
+        store: AdapterStore,
+        base: BaseSpec,
+        *,
+        num_threads: int = 2,
+        on_completed: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._store = store
+        self._base = base
+        self._on_completed = on_completed
+        self._completed: SimpleQueue[LoadResult] = SimpleQueue()
+        self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="adapter-loader")
+
+    def start(self, ref: AdapterRef) -> None:
+        """Begin to load; the result comes out of `take_completed`."""
+        self._threads.submit(self._run, ref)
+
+    def take_completed(self) -> list[LoadResult]:
+        results = []
+        while True:
+            try:
+                results.append(self._completed.get_nowait())
+            except Empty:
+                return results
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=True, cancel_futures=True)
+
+    def _run(self, ref: AdapterRef) -> None:
+        self._completed.put(self._load(ref))
+        self._on_completed()
+
+    def _load(self, ref: AdapterRef) -> LoadResult:
+        try:
+            return LoadResult(ref, weights=self._read(ref))
+        except AdapterMissingError:
+            error = MISSING
+        except (AdapterStoreError, ManifestError, OSError):
+            error = CORRUPT
+        except Exception:  # a loader thread that died would leave its requests waiting for ever
+            log.exception("adapter_load_crashed", digest=ref.digest)
+            error = FAILED
+        log.warning("adapter_load_failed", digest=ref.digest, code=error.code)
+        return LoadResult(ref, weights=None, error=error)
+
+    def _read(self, ref: AdapterRef) -> LoraWeights:
+        folder = self._store.fetch(ref.locator)
+        files = [path for path in folder.iterdir() if path.name in ADAPTER_FILES]
+        found = adapter_digest(hash_file(path) for path in files)
+        if found != ref.digest:
+            raise AdapterStoreError(f"files of {ref.digest} hash to {found}")
+        config = (folder / CONFIG_FILE).read_bytes()
+        manifest = read_manifest(config, folder / WEIGHTS_FILE, self._base)
+        return load_weights(manifest, folder / WEIGHTS_FILE, self._base)

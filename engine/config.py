@@ -1,0 +1,46 @@
+"""What an engine is told at start, and what follows from it. Frozen; torch-free.
+
+Knows nothing of where the settings come from (`engine/__main__.py` reads them).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from lora.base_spec import BaseSpec
+
+PAGE_ALIGNMENT_BYTES = 4096
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
+
+Dtype = Literal["float32", "bfloat16"]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Limits of one engine. Bytes are bytes, lengths are tokens."""
+
+    dtype: Dtype = "float32"
+    backend: str = "cpu"
+    batch_invariant: bool = False
+    block_size: int = 16
+    pool_bytes: int = 1 << 30
+    max_num_seqs: int = 32
+    max_num_batched_tokens: int = 512
+    num_look_ahead: int = 8
+    """Waiting requests beyond `max_num_seqs` that are leased so that their adapters can load."""
+
+    def page_bytes(self, base: BaseSpec) -> int:
+        """K and V of `block_size` tokens for all layers, rounded up to whole 4 KiB."""
+        per_token = 2 * base.num_layers * base.num_kv_heads * base.head_dim
+        raw = per_token * self.block_size * DTYPE_BYTES[self.dtype]
+        return -(-raw // PAGE_ALIGNMENT_BYTES) * PAGE_ALIGNMENT_BYTES
+
+    def num_pages(self, base: BaseSpec) -> int:
+        """Pages in the pool. Raises ValueError where not even one fits."""
+        num_pages = self.pool_bytes // self.page_bytes(base)
+        if num_pages < 1:
+            raise ValueError(
+                f"pool_bytes {self.pool_bytes} is less than one page ({self.page_bytes(base)})"
+            )
+        return num_pages

@@ -1,0 +1,164 @@
+"""The engine: `add`, `abort`, `step`. Read this file first.
+
+`step()` is schedule -> execute -> update. Tokens in, tokens out: no HTTP, no SQL, no text, no
+tenant names. Synchronous and single-threaded; other threads talk to it by message
+(`engine/loop.py`). Invariant: every request that was added ends in exactly one output with a
+finish reason.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Protocol
+
+import structlog
+
+from engine.config import EngineConfig
+from engine.messages import (
+    AdapterRef,
+    EngineError,
+    EngineRequest,
+    FinishReason,
+    OutputBatch,
+    TokenOutput,
+)
+from engine.page_pool import PagePool
+from engine.residency import AdapterKey, LoadResult, Residency
+from engine.scheduler import Scheduler, Step
+from engine.sequence import Sequence
+from lora.base_spec import BaseSpec
+
+log = structlog.get_logger()
+
+INTERNAL_ERROR = EngineError(code="internal_error", message="The engine failed on this request.")
+
+
+class Runner(Protocol):
+    """Executes one step: computes its tokens and samples for whoever is complete."""
+
+    def execute(self, step: Step, residency: Residency) -> Mapping[Sequence, int]: ...
+
+
+class Loader(Protocol):
+    """Makes weights from an adapter's files on threads of its own."""
+
+    def start(self, ref: AdapterRef) -> None: ...
+
+    def take_completed(self) -> list[LoadResult]: ...
+
+
+class EngineCore:
+    """One base model, its page pool, and the sequences that share them."""
+
+    def __init__(
+        self, config: EngineConfig, base: BaseSpec, runner: Runner, loader: Loader, engine_id: str
+    ) -> None:
+        self._base = base
+        self._runner = runner
+        self._loader = loader
+        self._engine_id = engine_id
+        self._num_added = 0
+        self._answers: list[tuple[str, TokenOutput]] = []
+        self.pool = PagePool(config.num_pages(base))
+        self.residency = Residency(self.pool, config.page_bytes(base), loader.start)
+        self.scheduler = Scheduler(config, base.max_model_len, self.pool, self.residency)
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.num_sequences > 0 or bool(self._answers)
+
+    def add(self, request: EngineRequest) -> None:
+        """Queue a request; what is wrong with it is answered by the next `step`."""
+        self._num_added += 1
+        sequence = Sequence(request, self._num_added)
+        error = self._check(request) or self.scheduler.add(sequence)
+        if error is not None:
+            self._answer_error(sequence, error)
+
+    def abort(self, request_id: str) -> None:
+        """Forget a request whose client is gone; unknown ones are no error."""
+        self.scheduler.abort(request_id)
+
+    def step(self) -> dict[str, OutputBatch]:
+        """Run one iteration; returns what each API process (by id) has to be told."""
+        for result in self._loader.take_completed():
+            self.scheduler.complete_load(result)
+        for sequence, error in self.scheduler.take_failed():
+            self._answer_error(sequence, error)
+        step = self.scheduler.schedule()
+        if step:
+            sampled = self._execute(step)
+            for sequence in self.scheduler.update(step, sampled):
+                self._answers.append((sequence.request.api_id, self._output(sequence)))
+        return self._take_answers()
+
+    def check_integrity(self) -> None:
+        """Assert that the books of pages, sequences and adapters agree."""
+        self.scheduler.check_integrity()
+
+    def ready_adapters(self) -> set[AdapterKey]:
+        return self.residency.ready_keys()
+
+    def _execute(self, step: Step) -> Mapping[Sequence, int]:
+        try:
+            return self._runner.execute(step, self.residency)
+        except Exception:  # the engine answers, whatever broke
+            ids = [sequence.request_id for sequence in step]
+            log.exception("step_failed", request_ids=ids, num_tokens=list(step.values()))
+            for sequence in list(step):
+                del step[sequence]
+                self.scheduler.fail(sequence)
+                self._answer_error(sequence, INTERNAL_ERROR)
+            return {}
+
+    def _check(self, request: EngineRequest) -> EngineError | None:
+        """What the API should have refused; the engine does not trust it."""
+        num_tokens = len(request.prompt_token_ids) + len(request.delivered_token_ids)
+        known = range(self._base.vocab_size)
+        if not request.prompt_token_ids or num_tokens >= self._base.max_model_len:
+            message = (
+                f"The prompt has {num_tokens} tokens; 1 to {self._base.max_model_len - 1} fit."
+            )
+            return EngineError(code="invalid_prompt", message=message)
+        if not all(token in known for token in request.prompt_token_ids):
+            message = f"A token id is outside the vocabulary of {self._base.vocab_size}."
+            return EngineError(code="invalid_prompt", message=message)
+        if request.sampling.max_tokens <= len(request.delivered_token_ids):
+            return EngineError(code="invalid_prompt", message="No token is left to generate.")
+        return None
+
+    def _answer_error(self, sequence: Sequence, error: EngineError) -> None:
+        sequence.finish_reason = FinishReason.ERROR
+        output = TokenOutput(
+            request_id=sequence.request_id,
+            epoch=sequence.request.epoch,
+            index=sequence.num_generated_tokens,
+            token_ids=[],
+            num_prompt_tokens=sequence.num_prompt_tokens,
+            num_generated_tokens=sequence.num_generated_tokens,
+            finish_reason=FinishReason.ERROR,
+            error=error,
+        )
+        self._answers.append((sequence.request.api_id, output))
+
+    def _output(self, sequence: Sequence) -> TokenOutput:
+        return TokenOutput(
+            request_id=sequence.request_id,
+            epoch=sequence.request.epoch,
+            index=sequence.num_generated_tokens - 1,
+            token_ids=[sequence.token_ids[-1]],
+            num_prompt_tokens=sequence.num_prompt_tokens,
+            num_generated_tokens=sequence.num_generated_tokens,
+            finish_reason=sequence.finish_reason,
+        )
+
+    def _take_answers(self) -> dict[str, OutputBatch]:
+        by_api: dict[str, list[TokenOutput]] = defaultdict(list)
+        for api_id, output in self._answers:
+            by_api[api_id].append(output)
+        self._answers = []
+        return {
+            api_id: OutputBatch(engine_id=self._engine_id, outputs=outputs)
+            for api_id, outputs in by_api.items()
+        }

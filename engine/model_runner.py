@@ -1,0 +1,80 @@
+"""Executes a step: forward batch -> decoder -> sampled tokens.
+
+Knows nothing of scheduling. Chooses the kernel backend once and wraps the decoder's linears for
+LoRA once, at construction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from engine.config import EngineConfig
+from engine.forward_batch import ForwardBatch, build_forward_batch
+from engine.kv_cache import KVCache
+from engine.models.decoder import Decoder
+from engine.models.loader import load_decoder
+from engine.residency import Residency
+from engine.sampler import sample_tokens
+from engine.scheduler import Step
+from engine.sequence import Sequence
+from kernels.backends import choose_backend
+from kernels.interface import KernelBackend
+from lora.base_spec import BaseSpec
+from lora.layer import LoraLinear
+from lora.sites import DOWN, GATE_UP, OUT, QKV
+from lora.weights import LoraWeights
+
+TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class ModelRunner:
+    """One base model with its KV storage, ready to execute steps."""
+
+    def __init__(self, config: EngineConfig, base: BaseSpec, folder: Path) -> None:
+        self._ops = choose_backend(config.backend, batch_invariant=config.batch_invariant)
+        self._block_size = config.block_size
+        dtype = TORCH_DTYPES[config.dtype]
+        with torch.inference_mode():
+            self._decoder = load_decoder(folder, base, dtype, self._ops)
+            wrap_linears(self._decoder, self._ops)
+            self.kv_cache = KVCache(
+                base.num_layers,
+                base.num_kv_heads,
+                config.num_pages(base),
+                config.block_size,
+                base.head_dim,
+                dtype,
+            )
+
+    @torch.inference_mode()
+    def execute(self, step: Step, residency: Residency) -> Mapping[Sequence, int]:
+        """Compute the step's tokens; sample for each sequence that has all of them now."""
+        batch = self.prepare(step, residency)
+        logits = self.forward(batch)
+        if not batch.sampling:
+            return {}
+        token_ids = sample_tokens(logits, batch.sampling, self._ops)
+        return dict(zip(batch.sampling, token_ids, strict=True))
+
+    def prepare(self, step: Step, residency: Residency) -> ForwardBatch:
+        def weights_of(sequence: Sequence) -> LoraWeights | None:
+            return residency.weights(sequence.adapter) if sequence.adapter is not None else None
+
+        return build_forward_batch(step, weights_of, self._ops.plan_attention, self._block_size)
+
+    def forward(self, batch: ForwardBatch) -> Tensor:
+        """Logits [M, V] float32 of the rows that sample."""
+        return self._decoder.forward(batch, self.kv_cache)
+
+
+def wrap_linears(decoder: Decoder, ops: KernelBackend) -> None:
+    """Let adapters add to every linear site of every layer."""
+    for index, layer in enumerate(decoder.layers):
+        layer.qkv_proj = LoraLinear(layer.qkv_proj, index, QKV.name, ops)
+        layer.o_proj = LoraLinear(layer.o_proj, index, OUT.name, ops)
+        layer.gate_up_proj = LoraLinear(layer.gate_up_proj, index, GATE_UP.name, ops)
+        layer.down_proj = LoraLinear(layer.down_proj, index, DOWN.name, ops)

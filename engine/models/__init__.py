@@ -1,0 +1,1 @@
+"""One decoder, and a small data file per family of base models."""

@@ -1,0 +1,37 @@
+"""Where LoRA acts in a decoder layer: projections that read the same input share a *site*.
+
+A site runs as one base product and one shrink over all its projections. Torch-free.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lora.base_spec import BaseSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A fused linear: its projections stand one after another along the output."""
+
+    name: str
+    modules: tuple[str, ...]
+
+    def num_in(self, base: BaseSpec) -> int:
+        return base.linear_modules()[self.modules[0]][0]
+
+    def outputs(self, base: BaseSpec) -> dict[str, tuple[int, int]]:
+        """Each module's half-open range of output features within the site."""
+        ranges, begin = {}, 0
+        for module in self.modules:
+            width = base.linear_modules()[module][1]
+            ranges[module] = (begin, begin + width)
+            begin += width
+        return ranges
+
+
+QKV = Site("self_attn.qkv_proj", ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"))
+OUT = Site("self_attn.o_proj", ("self_attn.o_proj",))
+GATE_UP = Site("mlp.gate_up_proj", ("mlp.gate_proj", "mlp.up_proj"))
+DOWN = Site("mlp.down_proj", ("mlp.down_proj",))
+SITES = (QKV, OUT, GATE_UP, DOWN)
