@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.e2e.running_demo import RunningDemo, start_demo
+from tests.e2e.running_stack import RunningStack, start_demo
 
 
 @pytest.fixture(scope="session")
-def running_demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDemo]:
+def running_demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStack]:
     """The running demo, with its process, folder and output."""
     demo = start_demo(tmp_path_factory.mktemp("demo"))
     yield demo
@@ -18,6 +18,6 @@ def running_demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDe
 
 
 @pytest.fixture(scope="session")
-def demo(running_demo: RunningDemo) -> dict[str, object]:
+def demo(running_demo: RunningStack) -> dict[str, object]:
     """The parsed `demo.json`: base_url, admin_url, admin_key, tenants."""
     return running_demo.info

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -14,6 +12,7 @@ import pytest
 
 from app.launcher.child import ChildProcess, ChildSpec
 from app.launcher.errors import ChildExitedError, ChildNotReadyError
+from tests.builders.waiting import wait_until
 
 CHECKOUT = Path(__file__).parents[2]
 IGNORES_SIGTERM = "trap '' TERM; echo up; while :; do sleep 0.1; done"
@@ -30,13 +29,6 @@ def shell(folder: Path, script: str, grace_s: float = 10.0) -> ChildProcess:
             grace_s=grace_s,
         )
     )
-
-
-def wait_for(claim: Callable[[], bool], timeout_s: float = 20.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not claim():
-        assert time.monotonic() < deadline, "waited too long"
-        time.sleep(0.02)
 
 
 def test_a_child_that_ends_early_is_reported_with_its_last_lines(tmp_path: Path) -> None:
@@ -82,18 +74,18 @@ def test_what_the_child_started_ends_with_it(tmp_path: Path) -> None:
     child.wait_ready(lambda: len(child.log_tail()) == 1, timeout_s=20)
     grandchild = psutil.Process(int(child.log_tail()[0]))
     child.stop()
-    wait_for(lambda: not _lives(grandchild))
+    wait_until(lambda: not _lives(grandchild))
 
 
 def test_a_child_does_not_outlive_a_killed_launcher(tmp_path: Path) -> None:
     launcher = _launcher(tmp_path, "time.sleep(60)")
     pid_path = tmp_path / "run" / "child.pid"
-    wait_for(lambda: pid_path.exists() and pid_path.read_text().endswith("\n"))
+    wait_until(lambda: pid_path.exists() and pid_path.read_text().endswith("\n"))
     child = psutil.Process(int(pid_path.read_text().split()[0]))
-    wait_for(lambda: child.cmdline()[:1] == ["/bin/sh"])
+    wait_until(lambda: child.cmdline()[:1] == ["/bin/sh"])
     launcher.kill()
     launcher.wait()
-    wait_for(lambda: not _lives(child))
+    wait_until(lambda: not _lives(child))
 
 
 def test_a_start_ends_what_a_killed_launcher_left(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Builder: `tenfold demo` as a user runs it, on a folder and ports of its own."""
+"""Builder: `tenfold demo` or `tenfold serve` as a user runs it, on its own folder and ports."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,15 +23,27 @@ READY_LINE = "Ctrl-C stops everything."
 
 
 @dataclass(frozen=True, slots=True)
-class RunningDemo:
-    """`info` is `demo.json`, parsed; `output` is what the command prints, in a file."""
+class RunningStack:
+    """`output` is the file with all that the command prints."""
 
     process: subprocess.Popen[bytes]
     data_dir: Path
     port: int
     output: Path
-    info: dict[str, Any]
-    start_s: float
+
+    @property
+    def base_url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def admin_url(self) -> str:
+        return f"http://127.0.0.1:{self.port + 1}"
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """The demo's `demo.json`."""
+        content: dict[str, Any] = json.loads((self.data_dir / "demo.json").read_text())
+        return content
 
     def stop(self, signum: signal.Signals = signal.SIGTERM) -> int:
         """Ask it to stop; its exit status."""
@@ -38,17 +51,23 @@ class RunningDemo:
         return self.process.wait(STOP_TIMEOUT_S)
 
 
-def start_demo(data_dir: Path, port: int | None = None) -> RunningDemo:
+def start_demo(data_dir: Path) -> RunningStack:
+    return start_stack("demo", data_dir)
+
+
+def start_stack(
+    command: str, data_dir: Path, *options: str | Path, env: Mapping[str, str] | None = None
+) -> RunningStack:
     """Start it and wait until it has said that it is ready. Fails with its output otherwise."""
-    port = port or _two_free_ports()
+    port = _two_free_ports()
     output = data_dir / "output.txt"
-    command = [sys.executable, "-m", "app.cli", "demo", "--data-dir", data_dir, "--port", port]
+    places = ("--data-dir", str(data_dir), "--port", str(port))
     started_at = time.monotonic()
     with output.open("wb") as sink:
         process = subprocess.Popen(
-            [str(part) for part in command],
+            [sys.executable, "-m", "app.cli", command, *places, *map(str, options)],
             cwd=CHECKOUT,
-            env={**os.environ, "OMP_NUM_THREADS": "2"},
+            env={**os.environ, **(env or {})},
             stdin=subprocess.DEVNULL,
             stdout=sink,
             stderr=sink,
@@ -57,18 +76,9 @@ def start_demo(data_dir: Path, port: int | None = None) -> RunningDemo:
         took_s = time.monotonic() - started_at
         if process.poll() is not None or took_s > START_TIMEOUT_S:
             process.kill()
-            raise AssertionError(
-                f"the demo is not ready after {took_s:.0f} s:\n{output.read_text()}"
-            )
+            raise AssertionError(f"not ready after {took_s:.0f} s:\n{output.read_text()}")
         time.sleep(0.05)
-    return RunningDemo(
-        process=process,
-        data_dir=data_dir,
-        port=port,
-        output=output,
-        info=json.loads((data_dir / "demo.json").read_text()),
-        start_s=time.monotonic() - started_at,
-    )
+    return RunningStack(process=process, data_dir=data_dir, port=port, output=output)
 
 
 def _two_free_ports() -> int:
