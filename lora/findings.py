@@ -85,9 +85,9 @@ REFUSALS: dict[str, Refusal] = {
     "rank_mismatch": Refusal(422, "The rank of A, of B and of the configuration differ."),
     "shape_mismatch": Refusal(422, "A tensor's shape does not fit the base."),
     "layer_out_of_range": Refusal(422, "A layer that the base does not have."),
+    "multiple_adapters": Refusal(422, "The file holds several adapters."),
     "full_model_not_adapter": Refusal(422, "The file is a whole model, not an adapter."),
     "tensor_unexpected": Refusal(422, "A tensor that is no part of the configured adapter."),
-    "multiple_adapters": Refusal(422, "The file holds several adapters."),
     "tensor_duplicate": Refusal(422, "Two tensors stand for the same matrix."),
     "tensor_missing": Refusal(422, "Tensors of a configured target are missing (cut-off save?)."),
 }

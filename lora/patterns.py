@@ -98,8 +98,8 @@ def _end_of_token(pattern: str, position: int) -> int:
         return _end_of_escape(pattern, position)
     if char == "[":
         return _end_of_class(pattern, position)
-    if pattern.startswith("(?", position) and not pattern.startswith(("(?:", "(?P<"), position):
-        raise PatternError("look-around, flags and conditions are not supported")
+    if pattern.startswith("(?", position) and not pattern.startswith("(?:", position):
+        raise PatternError("look-around, flags and named groups are not supported")
     if pattern.startswith("{,", position):
         raise PatternError("a repetition needs its lower bound")
     return position + 1

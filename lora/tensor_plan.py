@@ -233,27 +233,30 @@ def _pair(
     pairs: dict[ModuleKey, TensorPair] = {}
     for key, spans in sides.items():
         in_features, out_features = modules[key[1]]
-        if "A" in spans:
-            _check_shape(spans["A"], 1, in_features, "[rank, in]", findings)
-        if "B" in spans:
-            _check_shape(spans["B"], 0, out_features, "[out, rank]", findings)
-        if len(spans) == 2 and all(len(span.shape) == 2 for span in spans.values()):
+        fits = [
+            _fits(span, 1, in_features, f"[rank, {in_features}]", findings)
+            if side == "A"
+            else _fits(span, 0, out_features, f"[{out_features}, rank]", findings)
+            for side, span in spans.items()
+        ]
+        if len(spans) == 2 and all(fits):
             pairs[key] = TensorPair(spans["A"], spans["B"])
             _check_rank(pairs[key], limits, findings)
     return pairs
 
 
-def _check_shape(
-    span: TensorSpan, axis: int, features: int, layout: str, findings: Findings
-) -> None:
-    if len(span.shape) != 2 or span.shape[axis] != features:
+def _fits(span: TensorSpan, axis: int, features: int, expected: str, findings: Findings) -> bool:
+    """Whether the tensor is a matrix with the base's `features` on `axis`; reports it if not."""
+    fits = len(span.shape) == 2 and span.shape[axis] == features
+    if not fits:
         findings.refuse(
             "shape_mismatch",
-            f"the shape {layout} does not fit the base",
+            "the shape does not fit the base",
             param=span.name,
-            expected=f"[rank, {features}]" if axis else f"[{features}, rank]",
+            expected=expected,
             actual=list(span.shape),
         )
+    return fits
 
 
 def _check_rank(pair: TensorPair, limits: ManifestLimits, findings: Findings) -> None:

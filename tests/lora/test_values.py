@@ -1,0 +1,108 @@
+"""The numeric check finds NaN and infinity in any stored type, and adapters that do nothing."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from lora.values import check_values
+from tests.builders.adapters import (
+    HEAD,
+    ManifestReader,
+    StoredTensor,
+    Tensors,
+    header_of,
+    lora_tensors,
+    plain_config,
+    safetensors_bytes,
+    zeros,
+)
+
+A0 = f"{HEAD}layers.0.self_attn.q_proj.lora_A.weight"
+NOT_FINITE = {
+    "F32": [0x7FC00000, 0x7F800000, 0xFF800000, 0x7F800001],
+    "F16": [0x7E00, 0x7C00, 0xFC00],
+    "BF16": [0x7FC0, 0x7F80, 0xFF80],
+}
+LARGEST = {"F32": 0x7F7FFFFF, "F16": 0x7BFF, "BF16": 0xFF7F}
+
+
+def codes(read: ManifestReader, tensors: Tensors, **changes: object) -> list[tuple[str, str]]:
+    manifest = read(plain_config(**changes), tensors)
+    return [(found.code, found.severity) for found in check_values(read.weights, manifest)]
+
+
+def with_bits(tensors: Tensors, name: str, bits: int, position: int) -> Tensors:
+    """One element of one tensor, replaced by its stored bits."""
+    tensor = tensors[name]
+    values = np.frombuffer(tensor.data, {"F32": "<u4"}.get(tensor.dtype, "<u2")).copy()
+    values[position] = bits
+    return {**tensors, name: StoredTensor(tensor.dtype, tensor.shape, values.tobytes())}
+
+
+@pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
+def test_ordinary_values_have_no_finding(read: ManifestReader, dtype: str) -> None:
+    tensors = lora_tensors(dtype=dtype)
+    assert codes(read, tensors) == []
+    assert codes(read, with_bits(tensors, A0, LARGEST[dtype], 3)) == []
+
+
+@pytest.mark.parametrize(
+    ("dtype", "bits"), [(dtype, bits) for dtype, row in NOT_FINITE.items() for bits in row]
+)
+@pytest.mark.parametrize("position", [0, -1])
+def test_one_nan_or_infinity_is_found(
+    read: ManifestReader, dtype: str, bits: int, position: int
+) -> None:
+    tensors = with_bits(lora_tensors(dtype=dtype), A0, bits, position)
+    manifest = read(tensors=tensors)
+    (found,) = check_values(read.weights, manifest)
+    assert (found.code, found.severity, found.param) == ("tensor_nonfinite", "error", A0)
+
+
+def test_it_is_found_beyond_the_first_chunk(
+    read: ManifestReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lora.values._CHUNK_ELEMENTS", 100)
+    tensors = with_bits(lora_tensors(), A0, 0x7FC00000, -1)
+    assert codes(read, tensors) == [("tensor_nonfinite", "error")]
+
+
+@pytest.mark.parametrize("pad", range(4))
+def test_data_at_any_alignment_is_read(read: ManifestReader, pad: int) -> None:
+    tensors = lora_tensors()
+    header = json.dumps(header_of(tensors)).encode() + b" " * pad
+    manifest = read(tensors=safetensors_bytes(tensors, header))
+    assert check_values(read.weights, manifest) == []
+
+
+@pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
+def test_an_untrained_adapter_is_a_warning(read: ManifestReader, dtype: str) -> None:
+    tensors = {
+        name: zeros(tensor.shape, dtype) if "lora_B" in name else tensor
+        for name, tensor in lora_tensors(dtype=dtype).items()
+    }
+    assert codes(read, tensors) == [("no_effect", "warning")]
+
+
+def test_minus_zero_is_zero_and_the_smallest_number_is_not(read: ManifestReader) -> None:
+    tensors = {
+        name: zeros(tensor.shape) if "lora_B" in name else tensor
+        for name, tensor in lora_tensors().items()
+    }
+    b0 = A0.replace("lora_A", "lora_B")
+    assert codes(read, with_bits(tensors, b0, 0x80000000, 5)) == [("no_effect", "warning")]
+    assert codes(read, with_bits(tensors, b0, 1, 5)) == []
+
+
+def test_a_scale_of_zero_has_no_effect(read: ManifestReader) -> None:
+    assert codes(read, lora_tensors(), lora_alpha=0) == [("no_effect", "warning")]
+
+
+def test_a_file_that_was_cut_since_is_an_error(read: ManifestReader) -> None:
+    manifest = read()
+    read.weights.write_bytes(read.weights.read_bytes()[:-1])
+    with pytest.raises(ValueError, match="beyond the end"):
+        check_values(read.weights, manifest)
