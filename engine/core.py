@@ -59,6 +59,7 @@ class EngineCore:
         self._loader = loader
         self._engine_id = engine_id
         self._num_added = 0
+        self.num_steps = 0
         self._answers: list[tuple[str, TokenOutput]] = []
         self.pool = PagePool(config.num_pages(base))
         self.residency = Residency(self.pool, config.page_bytes(base), loader.start)
@@ -67,6 +68,11 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         return self.scheduler.num_sequences > 0 or bool(self._answers)
+
+    @property
+    def has_runnable(self) -> bool:
+        """False while all there is waits for an adapter: then the next step would do nothing."""
+        return self.scheduler.num_running > 0 or bool(self._answers) or self.scheduler.can_admit
 
     def add(self, request: EngineRequest) -> None:
         """Queue a request; what is wrong with it is answered by the next `step`."""
@@ -88,6 +94,7 @@ class EngineCore:
             self._answer_error(sequence, error)
         step = self.scheduler.schedule()
         if step:
+            self.num_steps += 1
             sampled = self._execute(step)
             for sequence in self.scheduler.update(step, sampled):
                 self._answers.append((sequence.request.api_id, self._output(sequence)))

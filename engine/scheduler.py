@@ -46,6 +46,11 @@ class Scheduler:
     def num_running(self) -> int:
         return len(self._running)
 
+    @property
+    def can_admit(self) -> bool:
+        """Whether some waiting sequence is not held up by the loading of its adapter."""
+        return bool(self._failed) or not all(map(self._is_loading, self._waiting))
+
     def add(self, sequence: Sequence) -> EngineError | None:
         """Queue a sequence; an error where it could never run here."""
         error = self._never_fits(sequence)

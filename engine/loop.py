@@ -1,0 +1,217 @@
+"""The engine process's threads around `EngineCore`: leases in, tokens out, signs of life.
+
+The core is touched by one thread, `run`'s; the control, publisher and heartbeat threads talk to it
+through queues. Knows nothing of tensors. Invariant: an abort is seen before the next step, and no
+Redis call is ever made on the step loop.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from queue import Empty, Full, Queue, SimpleQueue
+
+import structlog
+
+from engine.config import EngineConfig
+from engine.core import EngineCore
+from engine.messages import Abort, AdapterRef, EngineRequest, OutputBatch
+from engine.residency import AdapterKey
+from engine.transport.errors import QueueUnavailableError
+from engine.transport.server import HEARTBEAT_INTERVAL_S, EngineStatus, EngineTransport
+
+log = structlog.get_logger(__name__)
+
+MAX_UNPUBLISHED_STEPS = 64
+FULL_WAIT_S = 0.01
+"""How soon an engine without room looks for it again; aborts are read meanwhile."""
+IDLE_WAIT_S = 1.0
+"""A marked-idle engine is woken by message; this only bounds how long a lost one can hurt."""
+RETRY_WAIT_S = 0.5
+
+
+class Tick:
+    """Something changed for the core: an adapter arrived, or it is time to stop."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What other threads may know of the core: replaced as a whole after each step."""
+
+    num_sequences: int = 0
+    num_running: int = 0
+    num_free_pages: int = 0
+    num_steps: int = 0
+    adapters: frozenset[AdapterKey] = frozenset()
+
+
+class EngineLoop:
+    """Runs `core` against `transport` until `stop`."""
+
+    def __init__(self, core: EngineCore, transport: EngineTransport, config: EngineConfig) -> None:
+        self._core = core
+        self._transport = transport
+        self._config = config
+        self._inbox: SimpleQueue[EngineRequest | Abort | Tick] = SimpleQueue()
+        self._outbox: Queue[Mapping[str, OutputBatch]] = Queue(MAX_UNPUBLISHED_STEPS)
+        self._stopping = threading.Event()
+        self._counting = threading.Lock()
+        self._num_leased = 0  # requests that are here and not yet ended
+        self._generated: Counter[str] = Counter()
+        self._tenants: dict[str, str] = {}
+        self._snapshot = Snapshot(num_free_pages=core.pool.num_pages)
+
+    def wake(self) -> None:
+        """From any thread: let the core look again (an adapter has been loaded)."""
+        self._inbox.put(Tick())
+
+    def stop(self) -> None:
+        """From any thread or a signal handler: `run` returns after the current step."""
+        self._stopping.set()
+        self.wake()
+
+    def run(self) -> None:
+        """The step loop. Returns after `stop`."""
+        threads = [
+            threading.Thread(target=target, name=name, daemon=True)
+            for name, target in (
+                ("control", self._control),
+                ("publisher", self._publish),
+                ("heartbeat", self._heartbeat),
+            )
+        ]
+        for thread in threads:
+            thread.start()
+        can_progress = False
+        while not self._stopping.is_set():
+            self._drain_inbox(wait=not can_progress)
+            batches = self._core.step() if self._core.has_work else {}
+            self._account(batches)
+            can_progress = self._core.has_runnable
+        self._transport.close()
+        for thread in threads:
+            thread.join(timeout=2 * IDLE_WAIT_S)
+
+    def _drain_inbox(self, *, wait: bool) -> None:
+        try:
+            message = self._inbox.get(block=wait)
+            while True:
+                self._handle(message)
+                message = self._inbox.get_nowait()
+        except Empty:
+            return
+
+    def _handle(self, message: EngineRequest | Abort | Tick) -> None:
+        if isinstance(message, EngineRequest):
+            self._tenants[message.request_id] = message.tenant_id
+            self._core.add(message)
+        elif isinstance(message, Abort):
+            self._core.abort(message.request_id)
+            self._end(message.request_id)
+
+    def _account(self, batches: Mapping[str, OutputBatch]) -> None:
+        """After a step: publish its tokens, count them, and renew the snapshot."""
+        outputs = [output for batch in batches.values() for output in batch.outputs]
+        with self._counting:
+            for output in outputs:
+                if tenant_id := self._tenants.get(output.request_id):
+                    self._generated[tenant_id] += len(output.token_ids)
+        for output in outputs:
+            if output.finish_reason is not None:
+                self._end(output.request_id)
+        core = self._core
+        self._snapshot = Snapshot(
+            num_sequences=core.scheduler.num_sequences,
+            num_running=core.scheduler.num_running,
+            num_free_pages=core.pool.num_free + core.residency.num_idle_pages,
+            num_steps=core.num_steps,
+            adapters=frozenset(core.residency.ready_keys()),
+        )
+        if batches:
+            self._put_outbox(batches)
+
+    def _put_outbox(self, batches: Mapping[str, OutputBatch]) -> None:
+        """Sequences pause while Redis takes nothing: the step loop waits here, and only here."""
+        while not self._stopping.is_set():
+            try:
+                self._outbox.put(batches, timeout=RETRY_WAIT_S)
+                return
+            except Full:
+                log.warning("publishing_behind", num_steps=self._outbox.qsize())
+
+    def _end(self, request_id: str) -> None:
+        if self._tenants.pop(request_id, None) is not None:
+            with self._counting:
+                self._num_leased -= 1
+
+    def _control(self) -> None:
+        """Lease what there is room for; hand over aborts as they come."""
+        while not self._stopping.is_set():
+            try:
+                is_idle = self._lease()
+                for message in self._transport.wait_control(
+                    IDLE_WAIT_S if is_idle else FULL_WAIT_S
+                ):
+                    if isinstance(message, Abort):
+                        self._inbox.put(message)
+            except QueueUnavailableError as error:
+                log.warning("queue_unavailable", error=str(error))
+                self._stopping.wait(RETRY_WAIT_S)
+
+    def _lease(self) -> bool:
+        """True when the queue had nothing that fits, so that a `Wake` will come."""
+        room = self._config.max_num_seqs + self._config.num_look_ahead - self._num_leased
+        if room <= 0:
+            return False
+        requests = self._transport.lease(
+            self._snapshot.num_free_pages,
+            self._config.block_size,
+            room,
+            total_pages=self._core.pool.num_pages,
+        )
+        with self._counting:
+            self._num_leased += len(requests)
+        for request in requests:
+            self._inbox.put(request)
+        return not requests
+
+    def _publish(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                batches = self._outbox.get(timeout=RETRY_WAIT_S)
+            except Empty:
+                continue
+            self._transport.publish(batches)
+
+    def _heartbeat(self) -> None:
+        known: frozenset[AdapterKey] = frozenset()
+        while not self._stopping.wait(HEARTBEAT_INTERVAL_S):
+            snapshot = self._snapshot
+            with self._counting:
+                generated, self._generated = self._generated, Counter()
+            try:
+                self._transport.heartbeat(self._status(snapshot, generated))
+                if snapshot.adapters != known:
+                    self._transport.update_resident(
+                        map(_ref, snapshot.adapters - known), map(_ref, known - snapshot.adapters)
+                    )
+                    known = snapshot.adapters
+            except QueueUnavailableError as error:
+                log.warning("heartbeat_failed", error=str(error))
+
+    def _status(self, snapshot: Snapshot, generated: Mapping[str, int]) -> EngineStatus:
+        return EngineStatus(
+            num_running=snapshot.num_running,
+            num_waiting=snapshot.num_sequences - snapshot.num_running,
+            num_free_pages=snapshot.num_free_pages,
+            num_pages=self._core.pool.num_pages,
+            num_steps=snapshot.num_steps,
+            generated_tokens=generated,
+        )
+
+
+def _ref(key: AdapterKey) -> AdapterRef:
+    """A reference that names an adapter; residency is by (tenant, digest) alone."""
+    return AdapterRef(tenant_id=key[0], digest=key[1], locator="")
