@@ -14,6 +14,8 @@ from starlette.types import Receive
 
 from app.errors import ApiError
 
+CANCEL_AGAIN_S = 1.0
+
 T = TypeVar("T")
 
 
@@ -37,9 +39,17 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
             raise ClientGoneError
         return working.result()
     finally:
-        for task in (working, watching):
-            task.cancel()
-        await asyncio.gather(working, watching, return_exceptions=True)
+        await _end(watching)
+        await _end(working)
+
+
+async def _end(task: asyncio.Task[Any]) -> None:
+    """Cancel the task, wait until it has cleaned up, and drop what it says."""
+    while not task.done():
+        task.cancel()
+        # Once is not always enough: redis-py may lose a cancellation in its own time-outs.
+        await asyncio.wait((task,), timeout=CANCEL_AGAIN_S)
+    await asyncio.gather(task, return_exceptions=True)
 
 
 async def _client_is_gone(receive: Receive) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
@@ -128,3 +129,17 @@ async def test_work_for_a_client_that_stays_is_done_and_its_error_is_its_own() -
     assert await while_connected(receive, asyncio.sleep(0, "done")) == "done"
     with pytest.raises(UnavailableError):
         await while_connected(receive, fails())
+
+
+async def test_work_that_loses_a_cancellation_is_cancelled_again() -> None:
+    async def receive() -> dict[str, Any]:
+        await asyncio.sleep(0)
+        return {"type": "http.disconnect"}
+
+    async def deaf() -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        await asyncio.Event().wait()
+
+    with pytest.raises(ClientGoneError):
+        await while_connected(receive, deaf())
