@@ -13,7 +13,9 @@ from types import TracebackType
 from typing import Self
 
 from redis import Redis
+from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
+from redis.retry import Retry
 
 from app.launcher.child import ChildProcess, ChildSpec, server_environment
 from app.launcher.errors import ChildExitedError, MissingBinaryError
@@ -128,7 +130,8 @@ class ValkeyServer:
             )
         )
         self.child.start()
-        with Redis(host=LOOPBACK, port=port, password=self._password) as client:
+        retry = Retry(NoBackoff(), retries=0)  # the client's own would sleep for seconds
+        with Redis(host=LOOPBACK, port=port, password=self._password, retry=retry) as client:
             self.child.wait_ready(lambda: _answers(client), START_TIMEOUT_S)
         self.port = port
 

@@ -6,15 +6,17 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.builders.open_folder import open_folder
 from tests.e2e.running_stack import RunningStack, start_demo
 
 
 @pytest.fixture(scope="session")
-def running_demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStack]:
+def running_demo() -> Iterator[RunningStack]:
     """The running demo, with its process, folder and output."""
-    demo = start_demo(tmp_path_factory.mktemp("demo"))
-    yield demo
-    demo.stop()
+    with open_folder() as folder:
+        demo = start_demo(folder)
+        yield demo
+        demo.stop()
 
 
 @pytest.fixture(scope="session")

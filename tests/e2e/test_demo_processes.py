@@ -13,6 +13,7 @@ import httpx
 import psutil
 import pytest
 
+from tests.builders.open_folder import open_folder
 from tests.e2e.running_stack import CHECKOUT, RunningStack, start_demo
 
 NAMES = {"postgres", "valkey", "engine", "worker", "api"}
@@ -94,59 +95,53 @@ def test_a_taken_port_is_a_message(running_demo: RunningStack, tmp_path: Path) -
     assert "Traceback" not in done.stderr
 
 
-class TestLifeAndDeath:
-    """One demo of its own, ended and started again in each way; the tests are in order."""
-
-    @pytest.fixture(scope="class")
-    def folder(self, tmp_path_factory: pytest.TempPathFactory, running_demo: RunningStack) -> Path:
-        folder = tmp_path_factory.mktemp("mortal")
-        models = Path("models") / "SmolLM2-135M-Instruct"
+@pytest.fixture(scope="module")
+def folder(running_demo: RunningStack) -> Iterator[Path]:
+    """A folder for demos that are ended in each way and started again; its base is converted."""
+    models = Path("models") / "SmolLM2-135M-Instruct"
+    with open_folder() as folder:
         (folder / models).mkdir(parents=True)
         for file in (running_demo.data_dir / models).iterdir():
             (folder / models / file.name).hardlink_to(file)
-        return folder
+        yield folder
 
-    @pytest.fixture
-    def mortal(self, folder: Path) -> Iterator[RunningStack]:
-        demo = start_demo(folder)
-        yield demo
-        if demo.process.poll() is None:
-            demo.stop()
 
-    @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-    def test_a_signal_stops_every_child(self, mortal: RunningStack, signum: signal.Signals) -> None:
-        processes = descendants(mortal)
-        assert len(processes) >= len(NAMES)
-        assert mortal.stop(signum) == 0
-        assert not any(map(lives, processes))
-        assert mortal.output.read_text().endswith("Stopped.\n")
+@pytest.fixture
+def mortal(folder: Path) -> Iterator[RunningStack]:
+    demo = start_demo(folder)
+    yield demo
+    if demo.process.poll() is None:
+        demo.stop()
 
-    def test_keys_are_kept_over_restarts(self, mortal: RunningStack) -> None:
-        before = mortal.info
-        mortal.stop()
-        again = start_demo(mortal.data_dir)
-        assert again.info["tenants"] == before["tenants"]
-        assert again.info["admin_key"] == before["admin_key"]
-        again.stop()
 
-    def test_a_crash_of_one_child_stops_the_rest_with_its_last_lines(
-        self, mortal: RunningStack
-    ) -> None:
-        processes = descendants(mortal)
-        child(mortal, "engine").kill()
-        assert mortal.process.wait(60) == 1
-        assert not any(map(lives, processes))
-        output = mortal.output.read_text()
-        assert "engine ended unexpectedly (SIGKILL). Last lines of" in output
-        assert "engine.log" in output
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_every_child(mortal: RunningStack, signum: signal.Signals) -> None:
+    processes = descendants(mortal)
+    assert len(processes) >= len(NAMES)
+    assert mortal.stop(signum) == 0
+    assert not any(map(lives, processes))
+    assert mortal.output.read_text().endswith("Stopped.\n")
 
-    def test_nothing_outlives_a_killed_demo_and_the_next_start_repairs_its_folder(
-        self, mortal: RunningStack, folder: Path
-    ) -> None:
-        processes = descendants(mortal)
-        mortal.process.kill()
-        mortal.process.wait()
-        again = start_demo(folder)
-        assert not any(map(lives, processes))
-        assert again.info["tenants"] == mortal.info["tenants"]
-        assert again.stop() == 0
+
+def test_a_crash_of_one_child_stops_the_rest_with_its_last_lines(mortal: RunningStack) -> None:
+    processes = descendants(mortal)
+    child(mortal, "engine").kill()
+    assert mortal.process.wait(60) == 1
+    assert not any(map(lives, processes))
+    output = mortal.output.read_text()
+    assert "engine ended unexpectedly (SIGKILL). Last lines of" in output
+    assert "engine.log" in output
+
+
+def test_nothing_outlives_a_killed_demo_and_the_next_start_keeps_its_keys(
+    mortal: RunningStack, folder: Path
+) -> None:
+    processes = descendants(mortal)
+    mortal.process.kill()
+    mortal.process.wait()
+    before = mortal.info
+    again = start_demo(folder)
+    assert not any(map(lives, processes))
+    assert again.info["tenants"] == before["tenants"]
+    assert again.info["admin_key"] == before["admin_key"]
+    assert again.stop() == 0

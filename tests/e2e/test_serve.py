@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from app.launcher.secrets_file import load_or_create_secrets
+from tests.builders.open_folder import open_folder
 from tests.e2e.running_stack import RunningStack, start_stack
 from tests.fixtures.servers import TestDatabase
 
@@ -17,6 +18,12 @@ from tests.fixtures.servers import TestDatabase
 def model(running_demo: RunningStack) -> Path:
     (folder,) = (running_demo.data_dir / "models").glob("SmolLM2*")
     return folder
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with open_folder() as path:
+        yield path
 
 
 @pytest.fixture
@@ -29,9 +36,9 @@ def external(
     stack.stop()
 
 
-def test_the_admin_key_is_shown_on_the_first_start_only(model: Path, tmp_path: Path) -> None:
-    first = start_stack("serve", tmp_path, "--model", model, "--model-id", "acme/base")
-    secrets, is_new = load_or_create_secrets(tmp_path / "secrets.json")
+def test_the_admin_key_is_shown_on_the_first_start_only(model: Path, folder: Path) -> None:
+    first = start_stack("serve", folder, "--model", model, "--model-id", "acme/base")
+    secrets, is_new = load_or_create_secrets(folder / "secrets.json")
     assert not is_new
     assert secrets.admin_key in first.output.read_text()
     headers = {"authorization": f"Bearer {secrets.admin_key}"}
@@ -39,7 +46,7 @@ def test_the_admin_key_is_shown_on_the_first_start_only(model: Path, tmp_path: P
     assert httpx.get(tenants, headers=headers).json()["data"] == []
     assert httpx.get(tenants, headers={"authorization": "Bearer no"}).status_code == 401
     assert first.stop() == 0
-    second = start_stack("serve", tmp_path, "--model", model)
+    second = start_stack("serve", folder, "--model", model)
     assert secrets.admin_key not in second.output.read_text()
     assert second.stop() == 0
 

@@ -8,7 +8,6 @@ import signal
 import stat
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +18,7 @@ import pytest
 from app.launcher import postgres_home
 from app.launcher.errors import ChildExitedError, FolderInUseError
 from app.launcher.postgres import PostgresServer
+from tests.builders.open_folder import open_folder
 
 
 def raw(url: str) -> str:
@@ -26,23 +26,20 @@ def raw(url: str) -> str:
 
 
 @pytest.fixture
-def open_folder() -> Iterator[Path]:
-    """A folder that any user can enter, unlike pytest's own."""
-    with tempfile.TemporaryDirectory(prefix="tenfold-test-") as name:
-        path = Path(name)
-        path.chmod(0o711)
+def folder() -> Iterator[Path]:
+    with open_folder() as path:
         yield path
 
 
 @pytest.fixture
-def homes_of_root(open_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    homes = open_folder / "homes"
+def homes_of_root(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    homes = folder / "homes"
     monkeypatch.setattr(postgres_home, "HOMES_OF_ROOT", homes)
     return homes
 
 
-async def test_app_role_is_bound_by_row_level_security(open_folder: Path) -> None:
-    with PostgresServer(open_folder / "pg", durable=False) as server:
+async def test_app_role_is_bound_by_row_level_security(folder: Path) -> None:
+    with PostgresServer(folder / "pg", durable=False) as server:
         connection = await asyncpg.connect(raw(server.app_url()))
         row = await connection.fetchrow(
             "SELECT rolname, rolsuper, rolbypassrls, rolcreatedb, rolcreaterole "
@@ -53,16 +50,16 @@ async def test_app_role_is_bound_by_row_level_security(open_folder: Path) -> Non
     assert list(row) == ["tenfold_app", False, False, False, False]
 
 
-async def test_a_wrong_password_is_refused(open_folder: Path) -> None:
-    with PostgresServer(open_folder / "pg", durable=False) as server:
+async def test_a_wrong_password_is_refused(folder: Path) -> None:
+    with PostgresServer(folder / "pg", durable=False) as server:
         with pytest.raises(asyncpg.InvalidPasswordError):
             await asyncpg.connect(raw(server.app_url(password="not-this")))
         with pytest.raises(asyncpg.InvalidPasswordError):
             await asyncpg.connect(raw(server.url_of("postgres", "", "postgres")))
 
 
-def test_passwords_are_private_and_not_in_the_process_list(open_folder: Path) -> None:
-    with PostgresServer(open_folder / "pg", durable=False) as server:
+def test_passwords_are_private_and_not_in_the_process_list(folder: Path) -> None:
+    with PostgresServer(folder / "pg", durable=False) as server:
         home = server.home
         secrets = {home.superuser_password, home.app_password}
         for name in ("superuser-password", "app-password"):
@@ -72,16 +69,16 @@ def test_passwords_are_private_and_not_in_the_process_list(open_folder: Path) ->
     assert not any(secret in command for secret in secrets)
 
 
-def test_data_outlives_a_restart(open_folder: Path) -> None:
-    server = PostgresServer(open_folder / "pg", durable=False)
+def test_data_outlives_a_restart(folder: Path) -> None:
+    server = PostgresServer(folder / "pg", durable=False)
     with server:
         server.run_sql("CREATE TABLE kept (n int); INSERT INTO kept VALUES (42)", "tenfold")
     with server:
         assert server.run_sql("SELECT n FROM kept", "tenfold") == "42"
 
 
-def test_start_repairs_what_a_killed_server_left(open_folder: Path) -> None:
-    server = PostgresServer(open_folder / "pg", durable=False)
+def test_start_repairs_what_a_killed_server_left(folder: Path) -> None:
+    server = PostgresServer(folder / "pg", durable=False)
     server.start()
     server.run_sql("CREATE TABLE kept (n int);\nCHECKPOINT;", "tenfold")
     os.kill(server.child.pid, signal.SIGKILL)
@@ -104,15 +101,15 @@ def _as_server_user() -> dict[str, int]:
     return {"user": uid, "group": gid} if uid >= 0 else {}
 
 
-def test_a_second_server_on_a_live_folder_is_refused(open_folder: Path) -> None:
-    with PostgresServer(open_folder / "pg", durable=False) as server:
+def test_a_second_server_on_a_live_folder_is_refused(folder: Path) -> None:
+    with PostgresServer(folder / "pg", durable=False) as server:
         with pytest.raises(FolderInUseError, match=str(os.getpid())):
-            PostgresServer(open_folder / "pg", durable=False).start()
+            PostgresServer(folder / "pg", durable=False).start()
         server.run_sql("SELECT 1")
 
 
-def test_a_failing_start_shows_the_servers_own_words(open_folder: Path) -> None:
-    server = PostgresServer(open_folder / "pg", durable=False)
+def test_a_failing_start_shows_the_servers_own_words(folder: Path) -> None:
+    server = PostgresServer(folder / "pg", durable=False)
     with server:
         cluster = server.home.cluster
     (cluster / "PG_VERSION").write_text("9\n")
@@ -122,10 +119,10 @@ def test_a_failing_start_shows_the_servers_own_words(open_folder: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has to run it as somebody else")
 class TestAsRoot:
-    def test_it_runs_as_nobody(self, open_folder: Path) -> None:
-        with PostgresServer(open_folder / "pg", durable=False) as server:
+    def test_it_runs_as_nobody(self, folder: Path) -> None:
+        with PostgresServer(folder / "pg", durable=False) as server:
             assert psutil.Process(server.child.pid).username() == "nobody"
-            assert server.home.path == open_folder / "pg"
+            assert server.home.path == folder / "pg"
 
     def test_a_folder_that_nobody_can_enter_is_served_and_stays_closed(
         self, tmp_path: Path, homes_of_root: Path
@@ -140,16 +137,14 @@ class TestAsRoot:
         with server:
             assert server.run_sql("SELECT count(*) FROM kept", "tenfold") == "0"
 
-    def test_binaries_that_nobody_can_enter_are_copied(
-        self, open_folder: Path, tmp_path: Path
-    ) -> None:
+    def test_binaries_that_nobody_can_enter_are_copied(self, folder: Path, tmp_path: Path) -> None:
         closed = tmp_path / "site-packages"
         closed.mkdir(mode=0o700)
         package = postgres_home.find_bin_dir().parent.parent
         for name in (package.name, f"{package.name}.libs"):
             subprocess.run(["cp", "-al", package.parent / name, closed / name], check=True)
         bin_dir = closed / package.name / "pginstall" / "bin"
-        with PostgresServer(open_folder / "pg", durable=False, bin_dir=bin_dir) as server:
+        with PostgresServer(folder / "pg", durable=False, bin_dir=bin_dir) as server:
             assert server.home.bin_dir.is_relative_to(server.home.path)
             assert server.run_sql("SELECT 1") == "1"
 
@@ -166,20 +161,20 @@ def _interpreter_for_nobody() -> str:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="the other tests run as an ordinary user already")
-def test_it_starts_for_an_ordinary_user(open_folder: Path) -> None:
+def test_it_starts_for_an_ordinary_user(folder: Path) -> None:
     script = (
         "import sys; from pathlib import Path; from app.launcher.postgres import PostgresServer\n"
         "with PostgresServer(Path(sys.argv[1]), durable=False) as server:\n"
         "    print(server.run_sql('SELECT 6 * 7'))\n"
     )
     uid, gid = postgres_home._server_user()
-    folder = open_folder / "own"
-    folder.mkdir()
-    os.chown(folder, uid, gid)
+    own = folder / "own"
+    own.mkdir()
+    os.chown(own, uid, gid)
     checkout = Path(postgres_home.__file__).parents[2]
     packages = Path(pytest.__file__).parents[1]
     done = subprocess.run(
-        [_interpreter_for_nobody(), "-c", script, folder / "pg"],
+        [_interpreter_for_nobody(), "-c", script, own / "pg"],
         user=uid,
         group=gid,
         extra_groups=[],
