@@ -33,6 +33,7 @@ class KVCache:
         """The K and V caches of one layer."""
         return self._layers[index]
 
+    @torch.inference_mode()
     def poison(self) -> None:
         """Fill everything with NaN: whoever reads what was never written will show it."""
         for key_cache, value_cache in self._layers:

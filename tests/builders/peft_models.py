@@ -1,0 +1,139 @@
+"""Tiny random Llama bases, adapters that PEFT itself saved, and PEFT's own logits: the oracle."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import peft
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+VOCAB_SIZE = 128
+MODEL_ID = "tenfold-test/T"
+ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "plain": {"r": 8, "lora_alpha": 16, "target_modules": ["q_proj", "v_proj"]},
+    "rslora_all_linear": {
+        "r": 16,
+        "lora_alpha": 16,
+        "use_rslora": True,
+        "target_modules": "all-linear",
+    },
+    "patterns": {
+        "r": 4,
+        "lora_alpha": 8,
+        "target_modules": [*ATTENTION, "down_proj"],
+        "rank_pattern": {"v_proj": 2, r"layers\.1\.self_attn\.q_proj": 10},
+        "alpha_pattern": {"q_proj": 32},
+    },
+    "rslora_rank_pattern": {
+        "r": 4,
+        "lora_alpha": 8,
+        "use_rslora": True,
+        "target_modules": ["q_proj", "gate_proj"],
+        "rank_pattern": {"gate_proj": 9},
+    },
+    "regex": {"r": 3, "lora_alpha": 8, "target_modules": r".*\.layers\.[01]\..*(q_proj|o_proj)"},
+    "one_layer": {
+        "r": 14,
+        "lora_alpha": 14,
+        "target_modules": ["k_proj", "up_proj"],
+        "layers_to_transform": [1],
+    },
+    "rank_1": {"r": 1, "lora_alpha": 4, "target_modules": ["gate_proj"]},
+    "rank_512": {"r": 512, "lora_alpha": 64, "target_modules": ["q_proj", "down_proj"]},
+    "negative_alpha": {"r": 8, "lora_alpha": -8, "target_modules": ["o_proj", "up_proj"]},
+}
+
+
+def make_tiny_llama(folder: Path, *, seed: int = 1, **changes: Any) -> Path:
+    """Save a random Llama: hidden 64, intermediate 96, 3 layers, 4 heads over 2 kv heads."""
+    torch.manual_seed(seed)
+    fields: dict[str, Any] = {
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": VOCAB_SIZE,
+        "max_position_embeddings": 512,
+        "tie_word_embeddings": False,
+        "initializer_range": 0.2,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 0,
+        **changes,
+    }
+    model = LlamaForCausalLM(LlamaConfig(**fields))
+    model.save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["_name_or_path"] = MODEL_ID
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def make_adapter(
+    base: Path,
+    folder: Path,
+    *,
+    seed: int,
+    file_dtype: torch.dtype = torch.float32,
+    spread: float = 0.1,
+    **config: Any,
+) -> Path:
+    """Let PEFT save a LoRA over the model in `base`, with random A and B of `spread`."""
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    wrapped = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", **config))
+    with torch.no_grad():
+        for name, parameter in wrapped.named_parameters():
+            if ".lora_" in name:
+                parameter.normal_(0.0, spread)
+    wrapped.save_pretrained(folder)
+    (folder / "README.md").unlink(missing_ok=True)
+    weights = folder / "adapter_model.safetensors"
+    if file_dtype != torch.float32:
+        tensors = {name: value.to(file_dtype) for name, value in load_file(weights).items()}
+        save_file(tensors, weights, metadata={"format": "pt"})
+    return folder
+
+
+class Oracle:
+    """transformers and PEFT in float32 over one base: what is true."""
+
+    def __init__(self, base: Path) -> None:
+        self._base = base
+        self._models: dict[Path | None, Any] = {}
+
+    def model(self, adapter: Path | None) -> Any:
+        if adapter not in self._models:
+            model = AutoModelForCausalLM.from_pretrained(self._base, dtype=torch.float32)
+            if adapter is not None:
+                model = peft.PeftModel.from_pretrained(model, adapter)
+            self._models[adapter] = model.eval()
+        return self._models[adapter]
+
+    @torch.inference_mode()
+    def logits(self, adapter: Path | None, token_ids: list[int]) -> Tensor:
+        """[len(token_ids), V]: the logits at every position."""
+        logits: Tensor = self.model(adapter)(torch.tensor([token_ids])).logits[0]
+        return logits
+
+    @torch.inference_mode()
+    def greedy(self, adapter: Path | None, prompt: list[int], num_tokens: int) -> list[int]:
+        """Exactly `num_tokens` greedy tokens, ends of sequence included."""
+        output = self.model(adapter).generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+            max_new_tokens=num_tokens,
+            min_new_tokens=None,
+            eos_token_id=-1,
+            pad_token_id=0,
+            do_sample=False,
+        )
+        return list(output[0, len(prompt) :].tolist())
