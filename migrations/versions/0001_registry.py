@@ -35,6 +35,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
+    op.execute("DROP POLICY presented ON tenants")  # it reads api_keys, which goes first
     for table in reversed(TABLES):
         op.drop_table(table)
     # The role belongs to the whole cluster and may serve other databases: it stays.
