@@ -136,7 +136,11 @@ class Findings:
     ) -> None:
         """Report an error. `expected` and `actual` are shown as text."""
         assert code in REFUSALS, code
-        self._add(code, "error", message, param, _text(expected), _text(actual), hint)
+        if self._count(code, "error"):
+            shown = _text(expected), _text(actual)
+            self._found.append(
+                Finding(code, "error", clean(message), self._file, _text(param), *shown, hint)
+            )
 
     def refuse_all(self, code: str, names: Sequence[str], what: str) -> None:
         """Report one error for many names: how many there are, and the first few."""
@@ -148,7 +152,8 @@ class Findings:
     def warn(self, code: str, message: str, *, param: str | None = None) -> None:
         """Report something worth knowing that is no reason to refuse."""
         assert code in WARNINGS, code
-        self._add(code, "warning", message, param, None, None, None)
+        if self._count(code, "warning"):
+            self._found.append(Finding(code, "warning", clean(message), self._file, _text(param)))
 
     @property
     def has_errors(self) -> bool:
@@ -163,24 +168,10 @@ class Findings:
         ]
         return (*self._found, *cut)
 
-    def _add(
-        self,
-        code: str,
-        severity: Severity,
-        message: str,
-        param: str | None,
-        expected: str | None,
-        actual: str | None,
-        hint: str | None,
-    ) -> None:
+    def _count(self, code: str, severity: Severity) -> bool:
+        """Count one more; false where the list of this code is already long enough."""
         self._counts[code, severity] += 1
-        if self._counts[code, severity] > MAX_FINDINGS_PER_CODE:
-            return
-        param = None if param is None else clean(param)
-        message = clean(message)
-        self._found.append(
-            Finding(code, severity, message, self._file, param, expected, actual, hint)
-        )
+        return self._counts[code, severity] <= MAX_FINDINGS_PER_CODE
 
 
 def clean(text: str, max_chars: int = _MAX_TEXT_CHARS) -> str:

@@ -180,7 +180,8 @@ def _kind(segments: list[str]) -> NameKind:
     if segments[-1] == "bias" and ("layers" in names or owner in EMBEDDINGS):
         return NameKind.BIAS
     if segments[-1] == "weight" and names & EMBEDDINGS:
-        return NameKind.EMBEDDING
+        # PEFT saves the base's own rows beside LoRA on an embedding.
+        return NameKind.EMBEDDING_LORA if "base_layer" in names else NameKind.EMBEDDING
     if segments[-1] == "weight" and owner in _NORMS:
         return NameKind.SAVED_MODULE
     if segments[-1] == "weight" and "layers" in names:

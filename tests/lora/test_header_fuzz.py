@@ -24,7 +24,7 @@ CONFIG = json.dumps(plain_config(layers_to_transform=[0])).encode()
 HEADER_END = 8 + len(HEADER)
 
 FUZZ = settings(
-    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
 

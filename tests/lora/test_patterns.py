@@ -32,7 +32,7 @@ def python_matches(pattern: str) -> list[str]:
         return [name for name in NAMES if re.fullmatch(pattern, name)]
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=700, deadline=None)
 @given(_PATTERNS)
 def test_a_pattern_matches_what_python_matches_or_is_refused(pattern: str) -> None:
     try:
@@ -47,7 +47,7 @@ def test_a_pattern_matches_what_python_matches_or_is_refused(pattern: str) -> No
     assert [name for name in NAMES if compiled.fullmatch(name)] == expected
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=700, deadline=None)
 @given(_PATTERNS)
 def test_a_key_matches_what_peft_matches_or_is_refused(key: str) -> None:
     try:

@@ -137,7 +137,7 @@ def test_module_that_the_base_does_not_have(read: ManifestReader, module: str, c
         (f"{HEAD}embed_tokens.lora_embedding_B", (64, 8), "target_unsupported"),
         (f"{HEAD}embed_tokens.weight", (128, 64), "modules_to_save_unsupported"),
         ("base_model.model.lm_head.weight", (128, 64), "modules_to_save_unsupported"),
-        (f"{HEAD}embed_tokens.base_layer.weight", (128, 64), "modules_to_save_unsupported"),
+        (f"{HEAD}embed_tokens.base_layer.weight", (128, 64), "target_unsupported"),
         (f"{HEAD}norm.weight", (64,), "modules_to_save_unsupported"),
         (f"{HEAD}layers.0.input_layernorm.weight", (64,), "modules_to_save_unsupported"),
         ("base_model.model.score.modules_to_save.weight", (2, 64), "modules_to_save_unsupported"),
