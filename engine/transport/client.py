@@ -57,6 +57,7 @@ class QueueClient:
         self._read_ids: list[bytes] = []
         self._enqueues: set[asyncio.Task[Any]] = set()
         self._tasks: list[asyncio.Task[None]] = []
+        self._is_closing = False
         self._watch = Watch(self._run, self._streams, clock=clock)
 
     async def start(self) -> None:
@@ -78,10 +79,10 @@ class QueueClient:
         for stream in list(self._streams.values()):
             stream.fail("server_shutting_down", "The server is shutting down.", must_abort=True)
         await asyncio.gather(*self._enqueues, return_exceptions=True)
-        tasks, self._tasks = self._tasks, []
-        for task in tasks:
+        self._is_closing = True  # a cancellation can be swallowed inside redis-py
+        for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         try:
             while self._aborts:
                 await self._send_aborts()
@@ -145,19 +146,8 @@ class QueueClient:
             stream.close()
 
     async def _enqueue(self, stream: OutputStream) -> None:
-        request = stream.request
         try:
-            await self._run(
-                "enqueue",
-                request.request_id,
-                request.tenant_id,
-                request.api_id,
-                codec.encode(request),
-                len(request.prompt_token_ids) + len(request.delivered_token_ids),
-                request.sampling.max_tokens,
-                keys.adapter_member(request.adapter),
-                request.epoch,
-            )
+            await self._run("enqueue", *enqueue_args(stream.request))
         finally:
             stream.is_enqueued = True
             if stream.is_finished:  # while this was on its way: the abort may have overtaken it
@@ -222,7 +212,7 @@ class QueueClient:
         log.info("request_aborted", request_id=request_id, was=state.decode())
 
     async def _repeat(self, name: str, step: Callable[[], Awaitable[None]]) -> None:
-        while True:
+        while not self._is_closing:
             try:
                 await step()
             except QueueUnavailableError as error:
@@ -231,7 +221,7 @@ class QueueClient:
 
     def _end_with(self, task: asyncio.Task[None]) -> None:
         """A task that ends on its own is our own mistake: say so, and leave nobody waiting."""
-        if task.cancelled() or not self._tasks:
+        if task.cancelled() or self._is_closing:
             return
         log.error("queue_task_died", task=task.get_name(), exc_info=task.exception())
         self._watch.is_connected = False
@@ -241,3 +231,17 @@ class QueueClient:
     async def _run(self, script: str, *args: Any) -> Any:
         with translated_errors():
             return await self._scripts[script](args=args)
+
+
+def enqueue_args(request: EngineRequest) -> tuple[str | bytes | int, ...]:
+    """The arguments of lua/enqueue.lua."""
+    return (
+        request.request_id,
+        request.tenant_id,
+        request.api_id,
+        codec.encode(request),
+        len(request.prompt_token_ids) + len(request.delivered_token_ids),
+        request.sampling.max_tokens,
+        keys.adapter_member(request.adapter),
+        request.epoch,
+    )

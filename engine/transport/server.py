@@ -104,7 +104,11 @@ class EngineTransport:
         return [request for request in requests if request is not None]
 
     def wait_control(self, timeout_s: float) -> list[ControlMessage]:
-        """Aborts and wakes, oldest first; waits up to `timeout_s` (at most 2.5 s) for one."""
+        """Aborts and wakes, oldest first; waits up to `timeout_s` (at most 2.5 s) for one.
+
+        A message comes at once, but a time-out up to 0.1 s late (servers look ten times a
+        second): wait on a thread of its own, or not at all (0), and never to pace steps.
+        """
         name = keys.control(self.engine_id)
         with translated_errors():
             if timeout_s <= 0:  # to BLMPOP it would mean forever

@@ -26,6 +26,7 @@ from engine.transport.server import HEARTBEAT_INTERVAL_S, EngineStatus, EngineTr
 
 Reply = Callable[[EngineRequest], "Sequence[int] | EngineError"]
 IDLE_WAIT_S = 0.25
+PAUSED_WAIT_S = 0.01
 RETRY_S = 0.05
 
 
@@ -148,9 +149,9 @@ class StubEngine:
                 continue  # the next one tries again; the transport keeps the charges
 
     def _listen(self) -> None:
-        is_busy = self._running and self._may_step.is_set()
-        timeout_s = self._step_s if is_busy else 0.01 if self._running else IDLE_WAIT_S
-        for message in self._transport.wait_control(timeout_s):
+        if self._running:  # a server ends a blocking wait up to 0.1 s late: too coarse for steps
+            self._must_stop.wait(self._step_s if self._may_step.is_set() else PAUSED_WAIT_S)
+        for message in self._transport.wait_control(0 if self._running else IDLE_WAIT_S):
             if isinstance(message, Abort) and message.request_id in self._running:
                 self.aborted.append(message.request_id)
                 running = self._running[message.request_id]

@@ -23,12 +23,13 @@ if not redis.call('ZSCORE', key('tenants'), tenant) then
   redis.call('ZADD', key('tenants'), counter, tenant)
 end
 
--- The roomiest idle engine that lives. One without room for it only asks once in vain.
+-- The roomiest idle engine that lives. One without room for it only asks once in vain; one whose
+-- heartbeat is late is woken too, but not relied on.
 local idle = key('idle')
 for _, engine in ipairs(redis.call('ZREVRANGE', idle, 0, -1)) do
   redis.call('ZREM', idle, engine)
+  push_control(engine, {type = 'wake'})
   if redis.call('EXISTS', key('engine', engine)) == 1 then
-    push_control(engine, {type = 'wake'})
     break
   end
 end

@@ -1,0 +1,41 @@
+"""Runs the queue's own scripts without an event loop, for tests that drive both of its ends.
+
+Knows nothing of streams. Invariant: it calls the same Lua, with the same arguments, as the client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import redis
+
+from engine.messages import EngineRequest
+from engine.transport.client import enqueue_args
+from engine.transport.scripts import read_script
+
+
+class QueueDriver:
+    def __init__(self, server: redis.Redis) -> None:
+        self._scripts = {
+            name: cast("Callable[..., Any]", server.register_script(read_script(name)))
+            for name in ("enqueue", "abort", "inspect", "reap")
+        }
+
+    def enqueue(self, request: EngineRequest) -> str:
+        return self._text(self._scripts["enqueue"](args=enqueue_args(request)))
+
+    def abort(self, request_id: str, *, only_queued: bool = False) -> str:
+        args = (request_id, "1" if only_queued else "0", "", "")
+        return self._text(self._scripts["abort"](args=args))
+
+    def reap(self, engine_id: str) -> int:
+        return int(self._scripts["reap"](args=(engine_id, "")))
+
+    def states(self, *request_ids: str) -> str:
+        """One letter each: q queued, l leased, d leased to a dead engine, u unknown."""
+        return self._text(self._scripts["inspect"](args=("generation-0", *request_ids))[3])
+
+    @staticmethod
+    def _text(reply: str | bytes) -> str:
+        return reply if isinstance(reply, str) else reply.decode()

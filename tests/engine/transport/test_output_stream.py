@@ -1,0 +1,144 @@
+"""One stream's promises: each token once, in order, and always an end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.messages import FinishReason, TokenOutput
+from engine.transport.output_stream import OutputStream
+from tests.builders.requests import make_request
+
+
+class Ending:
+    """What the stream's owner was told."""
+
+    def __init__(self) -> None:
+        self.calls: list[bool] = []
+
+    def __call__(self, stream: OutputStream, must_abort: bool) -> None:
+        self.calls.append(must_abort)
+
+
+def make_stream(
+    *, delivered: Sequence[int] = (), max_buffered_outputs: int = 1024
+) -> tuple[OutputStream, Ending]:
+    ending = Ending()
+    request = make_request(request_id="req_1", delivered=delivered)
+    return OutputStream(request, on_end=ending, max_buffered_outputs=max_buffered_outputs), ending
+
+
+def tokens(
+    index: int, ids: Sequence[int], *, epoch: int = 1, finish: FinishReason | None = None
+) -> TokenOutput:
+    return TokenOutput(
+        request_id="req_1",
+        epoch=epoch,
+        index=index,
+        token_ids=list(ids),
+        num_prompt_tokens=3,
+        num_generated_tokens=index + len(ids),
+        finish_reason=finish,
+    )
+
+
+async def drain(stream: OutputStream) -> list[TokenOutput]:
+    return [output async for output in stream]
+
+
+def token_ids(outputs: Sequence[TokenOutput]) -> list[int]:
+    return [token for output in outputs for token in output.token_ids]
+
+
+@given(st.integers(1, 12), st.lists(st.tuples(st.integers(0, 12), st.integers(0, 4))))
+def test_tokens_come_once_and_in_order_whatever_is_repeated(
+    num_tokens: int, pieces: list[tuple[int, int]]
+) -> None:
+    truth = list(range(num_tokens))
+    stream, _ = make_stream()
+    sent = 0
+    for begin, length in pieces:
+        begin = min(begin, sent)
+        end = min(begin + length, num_tokens)
+        sent = max(sent, end)
+        stream.push(tokens(begin, truth[begin:end]), "engine", 0.0)
+    stream.push(tokens(0, truth, finish=FinishReason.STOP), "engine", 0.0)
+    outputs = asyncio.run(drain(stream))
+    assert token_ids(outputs) == truth
+    assert [output.index for output in outputs] == sorted(output.index for output in outputs)
+    assert outputs[-1].finish_reason is FinishReason.STOP
+
+
+async def test_an_old_epoch_is_not_heard() -> None:
+    stream, _ = make_stream()
+    stream.push(tokens(0, [1], epoch=2), "new", 0.0)
+    stream.push(tokens(1, [99], epoch=1, finish=FinishReason.STOP), "zombie", 0.0)
+    stream.push(tokens(1, [2], epoch=2, finish=FinishReason.STOP), "new", 0.0)
+    assert token_ids(await drain(stream)) == [1, 2]
+
+
+async def test_the_same_output_under_a_current_epoch_is_heard() -> None:
+    """The control of the test above: the epoch is what silences it."""
+    stream, _ = make_stream()
+    stream.push(tokens(0, [1], epoch=2), "new", 0.0)
+    stream.push(tokens(1, [99], epoch=2, finish=FinishReason.STOP), "new", 0.0)
+    assert token_ids(await drain(stream)) == [1, 99]
+
+
+async def test_what_was_delivered_before_is_not_delivered_again() -> None:
+    stream, _ = make_stream(delivered=[1, 2])
+    stream.push(tokens(1, [2, 3], finish=FinishReason.STOP), "engine", 0.0)
+    assert token_ids(await drain(stream)) == [3]
+
+
+async def test_a_hole_ends_the_stream_instead_of_being_skipped() -> None:
+    stream, ending = make_stream()
+    stream.push(tokens(0, [1]), "engine", 0.0)
+    stream.push(tokens(2, [3]), "engine", 0.0)
+    outputs = await drain(stream)
+    assert token_ids(outputs) == [1]
+    assert outputs[-1].error is not None and outputs[-1].error.code == "output_lost"
+    assert ending.calls == [True]
+
+
+async def test_nothing_follows_the_end_and_the_end_is_told_once() -> None:
+    stream, ending = make_stream()
+    stream.push(tokens(0, [1], finish=FinishReason.STOP), "engine", 0.0)
+    stream.push(tokens(1, [2], finish=FinishReason.STOP), "engine", 0.0)
+    stream.fail("engine_lost", "gone", must_abort=True)
+    assert token_ids(await drain(stream)) == [1]
+    stream.close()
+    assert ending.calls == [False]
+
+
+async def test_closing_early_asks_for_an_abort() -> None:
+    stream, ending = make_stream()
+    stream.push(tokens(0, [1]), "engine", 0.0)
+    async with stream:
+        assert (await anext(stream)).token_ids == [1]
+    assert ending.calls == [True]
+    with pytest.raises(StopAsyncIteration):
+        await anext(stream)
+
+
+async def test_closing_frees_a_consumer_that_waits() -> None:
+    stream, _ = make_stream()
+    consumer = asyncio.create_task(drain(stream))
+    await asyncio.sleep(0)
+    stream.close()
+    async with asyncio.timeout(5):
+        assert await consumer == []
+
+
+async def test_a_reader_that_never_reads_is_cut() -> None:
+    stream, ending = make_stream(max_buffered_outputs=3)
+    for index in range(5):
+        stream.push(tokens(index, [index]), "engine", 0.0)
+    outputs = await drain(stream)
+    assert token_ids(outputs) == [0, 1, 2]
+    assert outputs[-1].error is not None and outputs[-1].error.code == "client_too_slow"
+    assert ending.calls == [True]
