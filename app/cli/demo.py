@@ -5,6 +5,7 @@ Knows nothing of how processes are run or of what the adapters say.
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -49,6 +50,7 @@ def demo(
         threads=threads,
         dtype=dtype,
         batch_invariant=batch_invariant,
+        admin_key=os.environ.get("TENFOLD_ADMIN_KEY"),
     )
     stack = Stack(config, ConsoleSteps(console))
     demo_path = config.data_dir / "demo.json"

@@ -36,9 +36,9 @@ class FolderInUseError(LauncherError):
 class PortInUseError(LauncherError):
     """The port cannot be bound."""
 
-    def __init__(self, port: int, reason: str, option: str = "--port") -> None:
+    def __init__(self, host: str, port: int, reason: str, option: str) -> None:
         super().__init__(
-            f"cannot listen on 127.0.0.1:{port}: {reason}. Choose another port with {option}."
+            f"cannot listen on {host}:{port}: {reason}. Choose another port with {option}."
         )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 
 from app.launcher.errors import PortInUseError
@@ -26,4 +25,4 @@ def check_port_free(port: int, option: str = "--port", host: str = LOOPBACK) -> 
         try:
             sock.bind((host, port))
         except OSError as error:
-            raise PortInUseError(port, os.strerror(error.errno or 0), option) from None
+            raise PortInUseError(host, port, error.strerror or str(error), option) from None

@@ -92,7 +92,7 @@ class PostgresHome:
 
     def remove_if_temporary(self) -> None:
         """Delete a home that was made outside the data folder for one run only."""
-        if self.is_temporary:
+        if self.is_temporary and self.path.exists():
             shutil.rmtree(self.path)
 
 

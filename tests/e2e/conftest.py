@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -12,14 +13,14 @@ from tests.e2e.running_stack import RunningStack, start_demo
 
 @pytest.fixture(scope="session")
 def running_demo() -> Iterator[RunningStack]:
-    """The running demo, with its process, folder and output."""
+    """The running demo: process, folder, output. Its answers are equal whatever the batch."""
     with open_folder() as folder:
-        demo = start_demo(folder)
+        demo = start_demo(folder, "--batch-invariant")
         yield demo
         demo.stop()
 
 
 @pytest.fixture(scope="session")
-def demo(running_demo: RunningStack) -> dict[str, object]:
+def demo(running_demo: RunningStack) -> dict[str, Any]:
     """The parsed `demo.json`: base_url, admin_url, admin_key, tenants."""
     return running_demo.info

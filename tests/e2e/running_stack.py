@@ -51,8 +51,9 @@ class RunningStack:
         return self.process.wait(STOP_TIMEOUT_S)
 
 
-def start_demo(data_dir: Path) -> RunningStack:
-    return start_stack("demo", data_dir)
+def start_demo(data_dir: Path, *options: str) -> RunningStack:
+    """`tenfold demo` with these options, ready."""
+    return start_stack("demo", data_dir, *options)
 
 
 def start_stack(
