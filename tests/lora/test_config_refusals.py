@@ -83,19 +83,6 @@ ROWS: list[tuple[dict[str, object], str, str | None]] = [
     ({"lora_alpha": -80_001}, "scaling_invalid", None),
     ({"lora_alpha": 1e300}, "scaling_invalid", None),
     ({"alpha_pattern": {"v_proj": 1e9}}, "scaling_invalid", None),
-    # C8, C9: other methods and tasks
-    *(
-        ({"peft_type": name}, "peft_type_unsupported", "peft_type")
-        for name in ("IA3", "LOHA", "LOKR", "OFT", "BOFT", "ADALORA", "VERA", "MISS", "RANDLORA")
-    ),
-    *(
-        ({"peft_type": name}, "peft_type_unsupported", "peft_type")
-        for name in ("PREFIX_TUNING", "P_TUNING", "PROMPT_TUNING", "XLORA", "lora", None, ["LORA"])
-    ),
-    *(
-        ({"task_type": name}, "task_type_unsupported", "task_type")
-        for name in ("SEQ_CLS", "TOKEN_CLS", "QUESTION_ANS", "FEATURE_EXTRACTION", "SEQ_2_SEQ_LM")
-    ),
     # C10, C11: variants that look like plain LoRA in the file
     ({"use_dora": True}, "variant_unsupported", "use_dora"),
     ({"use_qalora": True}, "variant_unsupported", "use_qalora"),
@@ -105,10 +92,6 @@ ROWS: list[tuple[dict[str, object], str, str | None]] = [
     ({"monteclora_config": {"num_samples": 8}}, "variant_unsupported", "monteclora_config"),
     ({"kasa_config": {"beta": 1e-4}}, "variant_unsupported", "kasa_config"),
     # C12: initialisations that changed the base
-    *(
-        ({"init_lora_weights": name}, "init_mutates_base", "init_lora_weights")
-        for name in ("pissa", "pissa_niter_16", "olora", "OLoRA", "corda", "loftq", "lora_ga", "x")
-    ),
     ({"loftq_config": {"loftq_bits": 4}}, "init_mutates_base", "loftq_config"),
     # C13 to C18
     ({"lora_bias": True}, "bias_unsupported", "lora_bias"),
@@ -182,6 +165,32 @@ ROWS: list[tuple[dict[str, object], str, str | None]] = [
     ({"lora_parameters": {"rank": 8, "scale": 20.0}}, "format_mlx_unsupported", "lora_parameters"),
     ({"fine_tune_type": "lora"}, "format_mlx_unsupported", "fine_tune_type"),
 ]
+
+
+OTHER_METHODS = (
+    *("IA3", "LOHA", "LOKR", "OFT", "BOFT", "ADALORA", "VERA", "MISS", "RANDLORA", "XLORA"),
+    *("PREFIX_TUNING", "P_TUNING", "PROMPT_TUNING", "lora", None, ["LORA"]),
+)
+OTHER_TASKS = ("SEQ_CLS", "TOKEN_CLS", "QUESTION_ANS", "FEATURE_EXTRACTION", "SEQ_2_SEQ_LM")
+OTHER_STARTS = ("pissa", "pissa_niter_16", "olora", "OLoRA", "corda", "loftq", "lora_ga", "x", 1)
+
+
+@pytest.mark.parametrize("name", OTHER_METHODS)
+def test_another_method_than_lora(read: ManifestReader, name: object) -> None:
+    with refused("peft_type_unsupported", param="peft_type"):
+        read(plain_config(peft_type=name))
+
+
+@pytest.mark.parametrize("name", OTHER_TASKS)
+def test_another_task_than_causal_language_modelling(read: ManifestReader, name: str) -> None:
+    with refused("task_type_unsupported", param="task_type"):
+        read(plain_config(task_type=name))
+
+
+@pytest.mark.parametrize("name", OTHER_STARTS)
+def test_an_initialisation_that_changed_the_base(read: ManifestReader, name: object) -> None:
+    with refused("init_mutates_base", param="init_lora_weights"):
+        read(plain_config(init_lora_weights=name))
 
 
 @pytest.mark.parametrize(("changes", "code", "param"), ROWS)

@@ -106,7 +106,7 @@ class TinyLlama:
         """Put LoRA on a fresh copy, save it as PEFT does, and return the PEFT model."""
         config = LoraConfig(**{"r": 8, "lora_alpha": 16, "task_type": "CAUSAL_LM", **fields})
         model = get_peft_model(self.copy(), config)
-        model.save_pretrained(folder)
+        model.save_pretrained(str(folder))
         return model
 
     def read(self, folder: Path) -> AdapterManifest:
@@ -194,10 +194,11 @@ def test_a_pissa_adapter_that_was_converted_is_accepted(tiny: TinyLlama, tmp_pat
         LoraConfig(r=4, lora_alpha=4, target_modules=["q_proj"], init_lora_weights="pissa"),
     )
     initial = tmp_path / "initial"
-    model.peft_config["default"].init_lora_weights = True
-    model.save_pretrained(initial)
-    model.peft_config["default"].init_lora_weights = "pissa"
-    model.save_pretrained(converted, path_initial_model_for_weight_conversion=str(initial))
+    config: Any = model.peft_config["default"]
+    config.init_lora_weights = True
+    model.save_pretrained(str(initial))
+    config.init_lora_weights = "pissa"
+    model.save_pretrained(str(converted), path_initial_model_for_weight_conversion=str(initial))
     manifest = tiny.read(converted)
     assert {module.rank for module in manifest.modules} == {8}
 

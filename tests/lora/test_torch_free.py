@@ -12,6 +12,7 @@ MODULES = [
     "container",
     "digest",
     "findings",
+    "header_entries",
     "limits",
     "manifest",
     "patterns",
