@@ -40,6 +40,7 @@ MAX_OUT_ENTRIES = 65_536  # per API process: minutes of steps that nobody reads
 MAX_AGE_S = 0.5  # past it, a request that waits for room bars the way for others
 MAX_CONTROL_MESSAGES = 256
 MAX_CONTROL_WAIT_S = SOCKET_TIMEOUT_S / 2
+SERVER_TICK_S = 0.1  # Redis and Valkey, at their default hz of 10
 GENERATED_TOKEN_COST = 2  # of a prompt token, as in VTC (Sheng et al., 2024)
 PUBLISH_RETRY_S = (0.01, 0.05, 0.25, 1.0)
 UNKNOWN_CAPACITY = 1 << 40
@@ -106,23 +107,19 @@ class EngineTransport:
     def wait_control(self, timeout_s: float) -> list[ControlMessage]:
         """Aborts and wakes, oldest first; waits up to `timeout_s` (at most 2.5 s) for one.
 
-        A message comes at once, but a time-out up to 0.1 s late (servers look ten times a
-        second): wait on a thread of its own, or not at all (0), and never to pace steps.
+        Servers end blocking waits ten times a second. A time-out shorter than that is slept here,
+        so that it can pace an engine's asking; a message may then come that much late.
         """
-        name = keys.control(self.engine_id)
         with translated_errors():
-            if timeout_s <= 0:  # to BLMPOP it would mean forever
-                reply = self._redis.lmpop(1, name, direction="LEFT", count=MAX_CONTROL_MESSAGES)
+            if timeout_s < SERVER_TICK_S:
+                found = self._pop_control()
+                if not found and timeout_s > 0:
+                    self._is_closed.wait(timeout_s)
+                    found = self._pop_control()
             else:
-                reply = self._redis.blmpop(
-                    min(timeout_s, MAX_CONTROL_WAIT_S),
-                    1,
-                    name,
-                    direction="LEFT",
-                    count=MAX_CONTROL_MESSAGES,
-                )
+                found = self._block_control(timeout_s)
         messages: list[ControlMessage] = []
-        for data in cast("list[bytes]", reply[1] if reply else []):
+        for data in found:
             try:
                 messages.append(codec.decode_control(data))
             except MessageDecodeError as error:
@@ -194,6 +191,22 @@ class EngineTransport:
         except QueueUnavailableError as error:
             log.warning("goodbye_failed", engine_id=self.engine_id, error=str(error))
         self._redis.close()
+
+    def _pop_control(self) -> list[bytes]:
+        reply = self._redis.lmpop(
+            1, keys.control(self.engine_id), direction="LEFT", count=MAX_CONTROL_MESSAGES
+        )
+        return cast("list[bytes]", reply[1] if reply else [])
+
+    def _block_control(self, timeout_s: float) -> list[bytes]:
+        reply = self._redis.blmpop(
+            min(timeout_s, MAX_CONTROL_WAIT_S),
+            1,
+            keys.control(self.engine_id),
+            direction="LEFT",
+            count=MAX_CONTROL_MESSAGES,
+        )
+        return cast("list[bytes]", reply[1] if reply else [])
 
     def _run(self, script: str, *args: Any) -> Any:
         with translated_errors():

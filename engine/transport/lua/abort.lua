@@ -1,7 +1,8 @@
 -- Take a request back, wherever it is.
 -- ARGV: request, only_queued ('1' or '0'), engine, epoch (where its output came from, or '')
--- Returns 'queued': it was waiting, and is gone. 'leased': its engine was told (or, with
--- only_queued, was left alone). 'lost': its engine is dead, and it is gone. 'unknown': not here.
+-- Returns 'queued': it was waiting. 'leased': its engine was told (or, with only_queued, left
+-- alone). 'lost': its engine is dead. 'unknown': not here. Nothing of it stays, bar the word to
+-- its engine: nobody wants its output, so there is nothing left to wait for.
 local request, only_queued = ARGV[1], ARGV[2] == '1'
 local body = key('request', request)
 local lease = redis.call('HGET', key('leases'), request)
@@ -11,12 +12,9 @@ if lease then
   end
   local epoch, boot, engine = parse_lease(lease)
   push_control(engine, {type = 'abort', request_id = request, epoch = epoch})
-  if is_alive(engine, boot) then
-    return 'leased'  -- the engine's last output ends the lease
-  end
   redis.call('HDEL', key('leases'), request)
   redis.call('DEL', body)
-  return 'lost'
+  return is_alive(engine, boot) and 'leased' or 'lost'
 end
 local tenant = redis.call('HGET', body, 'tenant')
 if tenant then

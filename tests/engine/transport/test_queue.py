@@ -245,7 +245,8 @@ def test_aborting_what_runs_tells_its_engine(
     assert transport.wait_control(0) == []
     assert driver.abort(request.request_id) == "leased"
     assert transport.wait_control(1) == [Abort(request_id=request.request_id, epoch=1)]
-    assert server.hlen(keys.LEASES) == 1  # until the engine has said its last word
+    assert server.hlen(keys.LEASES) == 0
+    assert server.keys(f"{keys.PREFIX}request:*") == []
 
 
 def test_aborting_at_a_dead_engine_forgets_the_request(
@@ -391,3 +392,14 @@ def test_counters_stay_whole_numbers_however_large(
     lease(transport)
     driver.enqueue(make_request("ten_b", prompt=[1]))
     assert counters(server) == {"ten_a": 8 * 10**15 + 1, "ten_b": 8 * 10**15 + 1}
+
+
+def test_a_short_wait_hears_what_a_long_one_hears(
+    transport: EngineTransport, driver: QueueDriver
+) -> None:
+    for timeout_s in (0, 0.005, 0.5):
+        assert transport.wait_control(timeout_s) == []
+        lease(transport)
+        driver.enqueue(make_request())
+        assert transport.wait_control(timeout_s) == [Wake()]
+        assert len(lease(transport)) == 1
