@@ -10,7 +10,6 @@ from fastapi import FastAPI
 
 from app.completions.tokenizer import Tokenizer
 from app.context import AppContext
-from app.demo.base_model import ensure_base_model
 from engine.messages import EngineRequest
 from lora.base_spec import BaseSpec
 from tests.builders.adapter_files import adapter_files
@@ -20,11 +19,6 @@ from tests.builders.stub_engine import StubEngine
 
 IM_END = 258  # the tiny base's end of a turn
 Say = Callable[[str], list[int]]
-
-
-@pytest.fixture(scope="session")
-def demo_base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return ensure_base_model(tmp_path_factory.mktemp("models") / "SmolLM2-135M-Instruct")
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.completions.choice import Choice, Delta
@@ -44,6 +44,7 @@ def run(
     return text, choice.finish_reason, choice.num_tokens
 
 
+@settings(deadline=None)
 @given(
     ids=st.lists(st.sampled_from([*FOX, *THINK_END, 10813, 38887, 183, 220, 137]), max_size=20),
     stops=st.lists(st.sampled_from(["own fox", "</think>", "\N{SLIGHTLY SMILING FACE}", "e"])),

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import tokenizers
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models
 
@@ -29,6 +29,7 @@ def pieces(detokenizer: Detokenizer, ids: list[int]) -> list[str]:
     return [*(detokenizer.push(token_id) for token_id in ids), detokenizer.flush()]
 
 
+@settings(deadline=None)
 @given(ids=token_ids)
 def test_the_pieces_joined_are_what_the_tokenizer_decodes(
     tokenizer: Tokenizer, ids: list[int]
@@ -37,6 +38,7 @@ def test_the_pieces_joined_are_what_the_tokenizer_decodes(
     assert joined == tokenizer.model.decode(ids, skip_special_tokens=True)
 
 
+@settings(deadline=None)
 @given(text=st.text())
 def test_any_text_comes_back_whole_and_never_holds_a_broken_character(
     tokenizer: Tokenizer, text: str
@@ -101,6 +103,7 @@ def byte_fallback(request: pytest.FixtureRequest) -> tuple[tokenizers.Tokenizer,
 bytes_of_emoji = st.sampled_from([byte + 3 for byte in "😀é ab".encode()])
 
 
+@settings(deadline=None)
 @given(ids=st.lists(bytes_of_emoji | st.integers(1, 2) | st.integers(230, 266), max_size=16))
 def test_byte_fallback_pieces_joined_are_what_the_tokenizer_decodes(
     byte_fallback: tuple[tokenizers.Tokenizer, Vocabulary], ids: list[int]

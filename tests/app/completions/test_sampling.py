@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.completions.sampling import choice_seed, sampling_params
@@ -44,6 +44,7 @@ def test_a_seed_is_drawn_where_none_is_sent_and_anew_each_time() -> None:
     assert len({params().seed for _ in range(16)}) == 16
 
 
+@settings(deadline=None)
 @given(seed=seeds)
 def test_every_choice_has_a_seed_of_its_own_that_the_engine_can_carry(seed: int) -> None:
     derived = [choice_seed(seed, choice) for choice in range(8)]

@@ -3,7 +3,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from app.completions.stops import StopMatcher
@@ -38,6 +38,7 @@ def cut(text: str, cuts: list[int]) -> list[str]:
     return [text[a:b] for a, b in pairwise(borders)]
 
 
+@settings(deadline=None)
 @given(stops=stop_lists, text=few_letters, cuts=st.lists(st.integers(0, 40), max_size=10))
 def test_the_text_shown_is_the_specification_however_it_is_cut(
     stops: list[str], text: str, cuts: list[int]
@@ -46,6 +47,7 @@ def test_the_text_shown_is_the_specification_however_it_is_cut(
     assert ("".join(shown), is_matched) == specification(stops, text)
 
 
+@settings(deadline=None)
 @given(stops=stop_lists, text=few_letters)
 def test_only_a_proper_prefix_of_some_stop_is_held_back(stops: list[str], text: str) -> None:
     matcher = StopMatcher(stops)
