@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from queue import Empty, Full, Queue, SimpleQueue
 
@@ -27,9 +27,10 @@ log = structlog.get_logger(__name__)
 MAX_UNPUBLISHED_STEPS = 64
 FULL_WAIT_S = 0.01
 """How soon an engine without room looks for it again; aborts are read meanwhile."""
-IDLE_WAIT_S = 1.0
+IDLE_WAIT_S = 0.5
 """A marked-idle engine is woken by message; this only bounds how long a lost one can hurt."""
 RETRY_WAIT_S = 0.5
+PUBLISH_WAIT_S = 0.1
 
 
 class Tick:
@@ -61,6 +62,7 @@ class EngineLoop:
         self._num_leased = 0  # requests that are here and not yet ended
         self._generated: Counter[str] = Counter()
         self._tenants: dict[str, str] = {}
+        self._failed_thread: str | None = None
         self._snapshot = Snapshot(num_free_pages=core.pool.num_pages)
 
     def wake(self) -> None:
@@ -73,16 +75,20 @@ class EngineLoop:
         self.wake()
 
     def run(self) -> None:
-        """The step loop. Returns after `stop`."""
-        threads = [
-            threading.Thread(target=target, name=name, daemon=True)
+        """The step loop. Returns after `stop`.
+
+        Raises:
+            RuntimeError: one of the threads failed, and with it the engine.
+        """
+        control, heartbeat, publisher = (
+            threading.Thread(target=self._guard, args=(target,), name=name, daemon=True)
             for name, target in (
                 ("control", self._control),
-                ("publisher", self._publish),
                 ("heartbeat", self._heartbeat),
+                ("publisher", self._publish),
             )
-        ]
-        for thread in threads:
+        )
+        for thread in (control, heartbeat, publisher):
             thread.start()
         can_progress = False
         while not self._stopping.is_set():
@@ -90,9 +96,20 @@ class EngineLoop:
             batches = self._core.step() if self._core.has_work else {}
             self._account(batches)
             can_progress = self._core.has_runnable
-        self._transport.close()
-        for thread in threads:
+        for thread in (control, heartbeat, publisher):
             thread.join(timeout=2 * IDLE_WAIT_S)
+        self._transport.close()
+        if self._failed_thread is not None:
+            raise RuntimeError(f"the {self._failed_thread} thread failed")
+
+    def _guard(self, target: Callable[[], None]) -> None:
+        """An engine without one of its threads would be silent or deaf: it ends instead."""
+        try:
+            target()
+        except Exception:  # the edge of a thread
+            self._failed_thread = threading.current_thread().name
+            log.exception("thread_failed", thread=self._failed_thread)
+            self.stop()
 
     def _drain_inbox(self, *, wait: bool) -> None:
         try:
@@ -178,12 +195,16 @@ class EngineLoop:
         return not requests
 
     def _publish(self) -> None:
-        while not self._stopping.is_set():
+        """Ends only when everything is out, or the transport was closed."""
+        while True:
             try:
-                batches = self._outbox.get(timeout=RETRY_WAIT_S)
+                batches = self._outbox.get(timeout=PUBLISH_WAIT_S)
             except Empty:
+                if self._stopping.is_set():
+                    return
                 continue
-            self._transport.publish(batches)
+            if not self._transport.publish(batches):
+                return
 
     def _heartbeat(self) -> None:
         known: frozenset[AdapterKey] = frozenset()

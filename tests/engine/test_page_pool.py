@@ -27,7 +27,7 @@ def test_pages_are_handed_out_once_and_come_back() -> None:
 def test_a_page_cannot_be_freed_by_another_owner_or_twice() -> None:
     pool = PagePool(4)
     pages = pool.allocate(2, "a")
-    with pytest.raises(AssertionError, match="page . is 'a'"):
+    with pytest.raises(AssertionError, match=r"page . is 'a'"):
         pool.free(pages[:1], "b")
     pool = PagePool(4)
     pages = pool.allocate(2, "a")
