@@ -40,6 +40,7 @@ class JobRunner:
             job = await claim_job(session)
             if job is None:
                 return False
+            job_id, attempts = job.id, job.attempts + 1
             try:
                 await tenant_scope(session, job.tenant_id)
                 await self._do(session, job)
@@ -49,9 +50,8 @@ class JobRunner:
             except UnavailableError:
                 raise
             except Exception:  # whatever it is, it must not stop the jobs behind it
-                log.exception("job_failed", job_id=job.id, kind=job.kind, attempts=job.attempts)
+                log.exception("job_failed", job_id=job_id, kind=job.kind, attempts=attempts)
                 await session.rollback()
-                job_id, attempts = job.id, job.attempts + 1
         async with self.database.session() as session:
             await postpone_job(session, job_id, attempts)
             await session.commit()

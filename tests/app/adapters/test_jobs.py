@@ -1,0 +1,143 @@
+"""The worker's jobs: done once, given back by a worker that dies, never in each other's way."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+
+from app.adapters.jobs import JobRunner
+from app.adapters.jobs_repository import claim_job
+from app.context import AppContext
+from app.db import Database
+from app.settings import Settings
+from lora.base_spec import BaseSpec
+from tests.builders.adapter_files import adapter_files
+from tests.builders.operator import Operator
+from tests.fixtures.servers import TestDatabase
+
+BOT = "/tenants/acme/adapters/bot"
+
+
+@pytest.fixture(autouse=True)
+async def acme_with_a_bot(operator: Operator) -> None:
+    await operator.new_tenant("acme")
+    await operator.new_adapter("acme", "bot")
+
+
+async def as_owner(database: TestDatabase, statement: str) -> list[tuple[object, ...]]:
+    owner = Database(database.owner_url)
+    async with owner.session() as session:
+        result = await session.execute(text(statement))
+        rows = [tuple(row) for row in result] if result.returns_rows else []
+        await session.commit()
+    await owner.close()
+    return rows
+
+
+def stored_files(settings: Settings) -> list[Path]:
+    return sorted(Path(settings.adapter_store).glob("ten_*/*/*"))
+
+
+def stored_weights(settings: Settings) -> Path:
+    _, weights = stored_files(settings)
+    return weights
+
+
+async def test_two_workers_never_take_the_same_job(
+    operator: Operator, context: AppContext, tiny_base: BaseSpec
+) -> None:
+    for seed in (1, 2):
+        await operator.upload("acme", "bot", adapter_files(tiny_base, seed=seed))
+
+    async with context.database.session() as one, context.database.session() as two:
+        first, second = await claim_job(one), await claim_job(two)
+        async with context.database.session() as three:
+            third = await claim_job(three)
+
+    assert first is not None and second is not None
+    assert first.id != second.id and third is None
+
+
+async def test_job_of_a_worker_that_dies_is_taken_by_another(
+    operator: Operator, context: AppContext, jobs: JobRunner, tiny_base: BaseSpec
+) -> None:
+    await operator.upload("acme", "bot", adapter_files(tiny_base))
+    async with context.database.session() as dying:
+        assert await claim_job(dying) is not None
+        assert not await jobs.run_next()
+
+    assert await jobs.run_next()
+    assert (await operator.done("GET", f"{BOT}/versions/v1"))["state"] == "active"
+
+
+async def test_versions_verified_at_once_give_prod_to_one(
+    operator: Operator, jobs: JobRunner, tiny_base: BaseSpec
+) -> None:
+    for seed in range(4):
+        await operator.upload("acme", "bot", adapter_files(tiny_base, seed=seed))
+
+    await asyncio.gather(*(jobs.run_next() for _ in range(4)))
+
+    page = await operator.done("GET", f"{BOT}/versions")
+    assert [row["state"] for row in page["data"]] == ["active"] * 4
+    assert len((await operator.done("GET", BOT))["aliases"]) == 1
+
+
+async def test_adapter_deleted_before_its_check_leaves_nothing(
+    operator: Operator, tiny_base: BaseSpec, settings: Settings, database: TestDatabase
+) -> None:
+    await operator.upload("acme", "bot", adapter_files(tiny_base))
+    await operator.done("DELETE", BOT)
+    await operator.run_jobs()
+
+    assert await as_owner(database, "SELECT id FROM adapter_jobs") == []
+    assert stored_files(settings) == []
+
+
+@pytest.mark.parametrize("damage", ["missing", "changed"])
+async def test_bytes_that_changed_in_the_store_are_rejected(
+    operator: Operator, tiny_base: BaseSpec, settings: Settings, damage: str
+) -> None:
+    await operator.upload("acme", "bot", adapter_files(tiny_base))
+    weights = stored_weights(settings)
+    if damage == "missing":
+        shutil.rmtree(weights.parent)
+    else:
+        weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
+    await operator.run_jobs()
+
+    version = await operator.done("GET", f"{BOT}/versions/v1")
+    assert version["state"] == "rejected"
+    assert [check["rule"] for check in version["report"]["checks"]] == ["adapter_corrupt"]
+
+
+async def test_job_that_fails_waits_and_lets_others_pass(
+    operator: Operator, jobs: JobRunner, tiny_base: BaseSpec, database: TestDatabase
+) -> None:
+    await operator.upload("acme", "bot", adapter_files(tiny_base, seed=1))
+    await as_owner(
+        database,
+        "INSERT INTO adapter_jobs (id, tenant_id, kind, subject, not_before) SELECT 'job_bad',"
+        " id, 'verify', 'ver_bad', now() - interval '1 hour' FROM tenants",
+    )
+    broken = JobRunner(jobs.database, jobs.store, jobs.base, _broken_clock)
+
+    assert await broken.run_next()
+    rows = await as_owner(
+        database, "SELECT attempts, not_before - now() FROM adapter_jobs WHERE id = 'job_bad'"
+    )
+
+    ((attempts, wait),) = rows
+    assert attempts == 1
+    assert isinstance(wait, timedelta) and timedelta(0) < wait <= timedelta(seconds=2)
+    assert await jobs.run_next()
+    assert (await operator.done("GET", f"{BOT}/versions/v1"))["state"] == "active"
+
+
+def _broken_clock() -> None:
+    raise RuntimeError("no time")
