@@ -3,5 +3,6 @@
 pytest_plugins = [
     "tests.fixtures.servers",
     "tests.fixtures.registry",
+    "tests.fixtures.processes",
     "tests.fixtures.demo_base",
 ]
