@@ -50,7 +50,7 @@ def serve(
     ] = 32,
     max_num_batched_tokens: Annotated[
         int, typer.Option(envvar="TENFOLD_MAX_NUM_BATCHED_TOKENS", help="Tokens in one step.")
-    ] = 512,
+    ] = 128,
     threads: Annotated[
         int | None, typer.Option(envvar="TENFOLD_THREADS", help="CPU threads of the model.")
     ] = None,

@@ -26,7 +26,7 @@ class EngineConfig:
     block_size: int = 16
     pool_bytes: int = 1 << 30
     max_num_seqs: int = 32
-    max_num_batched_tokens: int = 512
+    max_num_batched_tokens: int = 128
     num_look_ahead: int = 8
     """Waiting requests beyond `max_num_seqs` that are leased so that their adapters can load."""
 

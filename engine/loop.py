@@ -178,21 +178,23 @@ class EngineLoop:
                 self._stopping.wait(RETRY_WAIT_S)
 
     def _lease(self) -> bool:
-        """True when the queue had nothing that fits, so that a `Wake` will come."""
-        room = self._config.max_num_seqs + self._config.num_look_ahead - self._num_leased
-        if room <= 0:
-            return False
-        requests = self._transport.lease(
-            self._snapshot.num_free_pages,
-            self._config.block_size,
-            room,
-            total_pages=self._core.pool.num_pages,
-        )
-        with self._counting:
-            self._num_leased += len(requests)
-        for request in requests:
-            self._inbox.put(request)
-        return not requests
+        """Take what there is room for. True when the queue has no more, so a `Wake` will come."""
+        while True:
+            room = self._config.max_num_seqs + self._config.num_look_ahead - self._num_leased
+            if room <= 0:
+                return False
+            requests = self._transport.lease(
+                self._snapshot.num_free_pages,
+                self._config.block_size,
+                room,
+                total_pages=self._core.pool.num_pages,
+            )
+            if not requests:
+                return True
+            with self._counting:
+                self._num_leased += len(requests)
+            for request in requests:
+                self._inbox.put(request)
 
     def _publish(self) -> None:
         """Ends only when everything is out, or the transport was closed."""
