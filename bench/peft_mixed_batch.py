@@ -4,129 +4,63 @@
 
 PEFT serves several adapters in one batch by `generate(adapter_names=[...])`. The servers take
 turns (A B C A B C ...), so that a machine that gets busier troubles all of them. Invariant: what
-was expected is written down in `PREDICTED` before it is measured, and printed beside it.
+was expected is written down in `PREDICTED` before it is measured, and printed beside it; so is
+how many answers are the same as PEFT's, because a fast wrong answer is no comparison.
 """
 
 from __future__ import annotations
 
-import random
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
-from peft import LoraConfig, get_peft_model
+from peft import PeftModel
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
-from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from bench.report import describe, machine, write_json
+from bench.tenfold_in_process import tenfold
+from bench.workload import Served, Server, Workload, adapter_name, load_base, write_adapters
 
 RESULTS = Path(__file__).parent / "results"
-RANKS = (8, 16, 32)
-TARGETS = (
-    "all-linear",
-    ["q_proj", "v_proj"],
-    ["q_proj", "k_proj", "v_proj", "o_proj"],
-    ["gate_proj", "up_proj", "down_proj"],
-)
-
 # Output tokens/s on two cores at 8 streams, 16 adapters, prompt 128, output 64.
-PREDICTED = {"PEFT base alone": 75.0, "PEFT mixed batch": 31.0, "Tenfold": 62.0}
-
-Run = Callable[[], float]
-
-
-@dataclass(frozen=True, slots=True)
-class Workload:
-    """Every stream asks `rounds` times, each time for another adapter than its neighbours."""
-
-    streams: int
-    num_adapters: int
-    prompt_tokens: int
-    output_tokens: int
-    rounds: int
-    vocab_size: int
-    seed: int
-
-    def prompts(self) -> list[list[int]]:
-        """[rounds * streams][prompt_tokens]; request i asks for adapter i % num_adapters."""
-        rng = random.Random(self.seed)
-        return [
-            [rng.randrange(self.vocab_size) for _ in range(self.prompt_tokens)]
-            for _ in range(self.rounds * self.streams)
-        ]
-
-    @property
-    def total_output_tokens(self) -> int:
-        return self.rounds * self.streams * self.output_tokens
+PEFT = "PEFT mixed batch"
+PREDICTED = {
+    "PEFT base alone": 75.0,
+    PEFT: 31.0,
+    "Tenfold": 62.0,
+    "Tenfold, batch-invariant": 50.0,
+}
 
 
-def write_adapters(base: Path, folder: Path, count: int, seed: int) -> list[Path]:
-    """`count` random PEFT adapters, ranks and targets in turn, that do change the output."""
-    torch.manual_seed(seed)
-    model: Any = load_base(base)
-    for index in range(count):
-        config = lora_config(index)
-        if index == 0:
-            model = get_peft_model(model, config, adapter_name=adapter_name(index))
-        else:
-            model.add_adapter(adapter_name(index), config)
-    for name, parameter in model.named_parameters():
-        if "lora_B" in name:
-            torch.nn.init.normal_(parameter, std=0.02)
-    model.save_pretrained(str(folder), save_embedding_layers=False)
-    return [folder / adapter_name(index) for index in range(count)]
-
-
-def lora_config(index: int) -> LoraConfig:
-    rank = RANKS[index % len(RANKS)]
-    return LoraConfig(
-        task_type="CAUSAL_LM",
-        r=rank,
-        lora_alpha=2 * rank,
-        target_modules=TARGETS[index % len(TARGETS)],
-    )
-
-
-def adapter_name(index: int) -> str:
-    return f"adapter-{index}"
-
-
-def load_base(base: Path) -> Any:
-    model: Any = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
-    return model.eval()
-
-
-def peft_base_alone(base: Path, work: Workload) -> Run:
+def peft_base_alone(base: Path, work: Workload) -> Server:
     model = load_base(base)
     return lambda: _generate_in_waves(model, work, adapter_names=None)
 
 
-def peft_mixed_batch(base: Path, adapters: list[Path], work: Workload) -> Run:
-    from peft import PeftModel
-
+def peft_mixed_batch(base: Path, adapters: list[Path], work: Workload) -> Server:
     model: Any = PeftModel.from_pretrained(
         load_base(base), str(adapters[0]), adapter_name=adapter_name(0)
     )
     for index, folder in enumerate(adapters[1:], start=1):
         model.load_adapter(str(folder), adapter_name=adapter_name(index))
-    names = [adapter_name(i % len(adapters)) for i in range(work.rounds * work.streams)]
+    names = [adapter_name(i % len(adapters)) for i in range(work.num_requests)]
     return lambda: _generate_in_waves(model.eval(), work, adapter_names=names)
 
 
 @torch.inference_mode()
-def _generate_in_waves(model: Any, work: Workload, adapter_names: list[str] | None) -> float:
-    """Seconds to serve all prompts, `streams` at a time. All are equally long, so that no row
-    of a static batch ever waits for another: the best case for it."""
+def _generate_in_waves(model: Any, work: Workload, adapter_names: list[str] | None) -> Served:
+    """Serve `streams` at a time. All requests are equally long, so that no row of a static batch
+    ever waits for another: the best case for it."""
     prompts = work.prompts()
+    answers: list[list[int]] = []
     started_at = time.perf_counter()
     for first in range(0, len(prompts), work.streams):
         wave = slice(first, first + work.streams)
@@ -135,43 +69,67 @@ def _generate_in_waves(model: Any, work: Workload, adapter_names: list[str] | No
         output = model.generate(
             input_ids=ids,
             attention_mask=torch.ones_like(ids),
-            min_new_tokens=work.output_tokens,
             max_new_tokens=work.output_tokens,
+            eos_token_id=-1,  # No such token: every answer is `output_tokens` long.
             do_sample=False,
             **named,
         )
-        assert output.shape[1] == work.prompt_tokens + work.output_tokens
-    return time.perf_counter() - started_at
+        answers += output[:, work.prompt_tokens :].tolist()
+    seconds = time.perf_counter() - started_at
+    assert all(len(answer) == work.output_tokens for answer in answers)
+    return Served(seconds, answers)
 
 
-def compare(servers: dict[str, Run], work: Workload, turns: int) -> dict[str, list[float]]:
-    """Output tokens/s of every server in every turn, after one turn that is not counted."""
-    measured: dict[str, list[float]] = {name: [] for name in servers}
+def compare(servers: dict[str, Server], turns: int) -> dict[str, list[Served]]:
+    """Every server's turns, after one that is not counted."""
+    served: dict[str, list[Served]] = {name: [] for name in servers}
     with Progress(console=Console(stderr=True)) as bar:
         task = bar.add_task("measuring", total=(turns + 1) * len(servers))
         for turn in range(turns + 1):
-            for name, run in servers.items():
-                bar.update(task, description=f"{name}, {'warming up' if turn == 0 else turn}")
-                seconds = run()
-                if turn > 0:
-                    measured[name].append(work.total_output_tokens / seconds)
+            for name, server in servers.items():
+                bar.update(task, description=f"{name}, {f'turn {turn}' if turn else 'warm-up'}")
+                result = server()
+                if turn:
+                    served[name].append(result)
                 bar.advance(task)
-    return measured
+    return served
 
 
-def table(measured: dict[str, list[float]]) -> Table:
+def summarise(served: dict[str, list[Served]], work: Workload) -> list[dict[str, Any]]:
+    """One row a server: output tokens/s predicted and measured, beside PEFT's."""
+    rates = {
+        name: [work.total_output_tokens / turn.seconds for turn in turns]
+        for name, turns in served.items()
+    }
+    reference = statistics.median(rates[PEFT])
+    expected = served[PEFT][-1].answers
+    return [
+        {
+            "server": name,
+            "predicted": PREDICTED[name],
+            "measured": round(statistics.median(rates[name]), 2),
+            "turns": [round(rate, 2) for rate in rates[name]],
+            "beside_peft": round(statistics.median(rates[name]) / reference, 3),
+            "answers_same_as_peft": sum(
+                answer == other for answer, other in zip(turns[-1].answers, expected, strict=True)
+            ),
+        }
+        for name, turns in served.items()
+    ]
+
+
+def table(rows: list[dict[str, Any]], work: Workload) -> Table:
     view = Table(title="Output tokens/s")
-    for heading in ("server", "predicted", "measured (median)", "every turn", "beside PEFT"):
+    for heading in ("server", "predicted", "measured", "every turn", "beside PEFT", "as PEFT"):
         view.add_column(heading)
-    reference = statistics.median(measured["PEFT mixed batch"])
-    for name, turns in measured.items():
-        median = statistics.median(turns)
+    for row in rows:
         view.add_row(
-            name,
-            f"{PREDICTED[name]:.0f}",
-            f"{median:.1f}",
-            " ".join(f"{turn:.1f}" for turn in turns),
-            f"{median / reference:.2f}x",
+            row["server"],
+            f"{row['predicted']:.0f}",
+            f"{row['measured']:.1f}",
+            " ".join(f"{turn:.1f}" for turn in row["turns"]),
+            f"{row['beside_peft']:.2f}x",
+            f"{row['answers_same_as_peft']}/{work.num_requests}",
         )
     return view
 
@@ -193,24 +151,24 @@ def main(
     loading.disable_progress_bar()
     loading.set_verbosity_error()
     torch.set_num_threads(threads)
-    work = Workload(streams, num_adapters, prompt_tokens, output_tokens, rounds, 49152, seed)
+    work = Workload(streams, num_adapters, prompt_tokens, output_tokens, rounds, seed)
     with tempfile.TemporaryDirectory() as scratch:
-        adapters = write_adapters(base, Path(scratch), num_adapters, seed)
+        adapters = write_adapters(base, Path(scratch) / "peft", num_adapters, seed)
+        store = Path(scratch) / "store"
         servers = {
             "PEFT base alone": peft_base_alone(base, work),
-            "PEFT mixed batch": peft_mixed_batch(base, adapters, work),
+            PEFT: peft_mixed_batch(base, adapters, work),
+            "Tenfold": tenfold(base, adapters, store, work, batch_invariant=False),
+            "Tenfold, batch-invariant": tenfold(base, adapters, store, work, batch_invariant=True),
         }
-        measured = compare(servers, work, turns)
+        rows = summarise(compare(servers, turns), work)
     console = Console()
-    console.print(table(measured))
-    console.print(f"{describe(machine())}, {threads} threads, float32")
-    shape = {"streams": streams, "num_adapters": num_adapters, "prompt_tokens": prompt_tokens,
-             "output_tokens": output_tokens, "rounds": rounds, "threads": threads, "seed": seed,
-             "dtype": "float32", "torch": torch.__version__}  # fmt: skip
-    path = write_json(
-        results, "peft", {"workload": shape, "predicted": PREDICTED, "measured": measured}
+    console.print(table(rows, work))
+    console.print(f"{describe(machine())}, {threads} threads, float32, torch {torch.__version__}")
+    workload = {**asdict(work), "threads": threads, "torch": torch.__version__}
+    console.print(
+        f"written to {write_json(results, 'peft', {'workload': workload, 'servers': rows})}"
     )
-    console.print(f"written to {path}")
 
 
 if __name__ == "__main__":

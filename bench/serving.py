@@ -1,6 +1,6 @@
 """Put load on an OpenAI-compatible server and say what its clients saw.
 
-    python -m bench.serving --suite demo                      # a running `tenfold demo`
+    python -m bench.serving                                   # a running `tenfold demo`
     python -m bench.serving --streams 8 --target a=support-bot:sk-... --target b=...
     python -m bench.serving --rate 4 --requests 200 --target ...
 
@@ -27,6 +27,7 @@ from bench.report import Figures, as_rows, describe, figures, machine, table, wr
 
 RESULTS = Path(__file__).parent / "results"
 SUITE_STREAMS = (1, 8, 32)
+DEFAULT_OPEN_REQUESTS = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,9 @@ class Load:
         if self.rate is not None:
             return f"open, {self.rate:g}/s"
         return f"{self.streams} stream{'s' if self.streams != 1 else ''}"
+
+
+Plan = list[tuple[str, list[Target], Load]]
 
 
 async def run(
@@ -109,7 +113,9 @@ def demo_targets(demo: dict[str, Any]) -> tuple[list[Target], list[Target]]:
 def main(
     base_url: str = "http://127.0.0.1:8000/v1",
     target: Annotated[list[str] | None, typer.Option(help="LABEL=MODEL:KEY; repeatable")] = None,
-    suite: Annotated[str | None, typer.Option(help="'demo': a running `tenfold demo`")] = None,
+    suite: Annotated[
+        str | None, typer.Option(help="'demo', the default where no target is given")
+    ] = None,
     data_dir: Annotated[Path, typer.Option(help="where demo.json is")] = Path(".tenfold"),
     streams: Annotated[int | None, typer.Option(help="closed loop: this many clients")] = None,
     rate: Annotated[float | None, typer.Option(help="open loop: requests a second")] = None,
@@ -122,31 +128,46 @@ def main(
 ) -> None:
     """Measure output tokens/s, time to first token and inter-token latency."""
     shape = Shape(prompt_tokens, output_tokens, seed, timeout_s)
-    if (streams is not None) and (rate is not None):
+    if streams is not None and rate is not None:
         raise typer.BadParameter("--streams (closed loop) and --rate (open loop) exclude another")
-    plan: list[tuple[str, list[Target], Load]] = []
-    if suite == "demo":
+    if suite not in (None, "demo"):
+        raise typer.BadParameter("the only suite is 'demo'")
+    if target and suite is None:
+        plan = _plan(target, streams, rate, requests)
+    else:
         demo = json.loads((data_dir / "demo.json").read_text())
         base_url = demo["base_url"]
-        base, mixed = demo_targets(demo)
-        for num_streams in (streams,) if streams else SUITE_STREAMS:
-            load = Load(requests or max(6, 3 * num_streams), streams=num_streams)
-            plan += [("base only", base, load), ("mixed adapters", mixed, load)]
-    elif suite is not None:
-        raise typer.BadParameter("the only suite is 'demo'")
-    elif not target:
-        raise typer.BadParameter("give --target LABEL=MODEL:KEY, or --suite demo")
-    else:
-        targets = [parse_target(text) for text in target]
-        count = streams or (None if rate else 1)
-        load = Load(requests or max(6, 3 * (count or 10)), streams=count, rate=rate)
-        plan.append((", ".join(t.label for t in targets), targets, load))
+        plan = _demo_plan(demo, streams, requests)
     asyncio.run(_measure_all(_api_root(base_url), plan, shape, results))
 
 
-async def _measure_all(
-    base_url: str, plan: list[tuple[str, list[Target], Load]], shape: Shape, results: Path
-) -> None:
+def _plan(target: list[str], streams: int | None, rate: float | None, requests: int | None) -> Plan:
+    targets = [parse_target(text) for text in target]
+    if rate is None:
+        load = Load(requests or _default_requests(streams or 1), streams=streams or 1)
+    else:
+        load = Load(requests or DEFAULT_OPEN_REQUESTS, rate=rate)
+    return [(", ".join(t.label for t in targets), targets, load)]
+
+
+def _demo_plan(demo: dict[str, Any], streams: int | None, requests: int | None) -> Plan:
+    base, mixed = demo_targets(demo)
+    loads = [
+        Load(requests or _default_requests(count), streams=count)
+        for count in ((streams,) if streams else SUITE_STREAMS)
+    ]
+    return [
+        (name, targets, load)
+        for load in loads
+        for name, targets in (("base only", base), ("mixed adapters", mixed))
+    ]
+
+
+def _default_requests(streams: int) -> int:
+    return max(6, 3 * streams)
+
+
+async def _measure_all(base_url: str, plan: Plan, shape: Shape, results: Path) -> None:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True)) as bar:
         runs = [
