@@ -7,6 +7,7 @@ a commit it has to be set again.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -27,6 +28,8 @@ _CONNECT_FAILURES = (
     exc.DBAPIError,
     exc.TimeoutError,
 )
+# SQLSTATE classes: connection exception, insufficient resources, shutdown or start-up.
+_LOST_STATES = ("08", "53", "57P")
 _SCOPE = text(
     "SELECT set_config('app.tenant_id', :tenant_id, true),"
     " set_config('app.scope', :scope, true),"
@@ -57,19 +60,38 @@ class Database:
 
         Raises UnavailableError when Postgres cannot be reached, or goes away meanwhile.
         """
-        async with self._sessions() as session:
+        session = self._sessions()
+        try:
             try:
                 await session.connection()
             except _CONNECT_FAILURES as error:
                 raise _unavailable(error) from error
             try:
                 yield session
-            except (exc.OperationalError, exc.InterfaceError) as error:
-                raise _unavailable(error) from error
             except exc.DBAPIError as error:
-                if error.connection_invalidated:
+                if _is_lost(error):
                     raise _unavailable(error) from error
                 raise
+        finally:
+            # Shielded: a request that is cancelled must still give its connection back.
+            await asyncio.shield(_close(session))
+
+
+async def _close(session: AsyncSession) -> None:
+    try:
+        await session.close()
+    except exc.DBAPIError:  # the roll-back failed, so the connection is of no use to anybody
+        await session.invalidate()
+
+
+def _is_lost(error: exc.DBAPIError) -> bool:
+    """Whether Postgres went away, rather than refused a statement."""
+    state = getattr(error.orig, "sqlstate", None) or ""
+    return (
+        error.connection_invalidated
+        or isinstance(error, exc.OperationalError | exc.InterfaceError)
+        or state.startswith(_LOST_STATES)
+    )
 
 
 async def tenant_scope(session: AsyncSession, tenant_id: str) -> None:

@@ -64,8 +64,8 @@ async def _work_while_connected(
 ) -> None:
     """Do jobs as they come; returns when stopping, or a while after the registry was lost."""
     try:
-        async with _notifications(database_url) as notified:
-            while not stopping.is_set():
+        async with _listening(database_url) as (connection, notified):
+            while not (stopping.is_set() or connection.is_closed()):
                 notified.clear()
                 if not await runner.run_next():
                     await _wait_for_any(notified, stopping)
@@ -75,8 +75,10 @@ async def _work_while_connected(
 
 
 @asynccontextmanager
-async def _notifications(database_url: str) -> AsyncIterator[asyncio.Event]:
-    """An event that is set whenever a job was queued, or the connection was lost."""
+async def _listening(
+    database_url: str,
+) -> AsyncIterator[tuple[asyncpg.Connection, asyncio.Event]]:
+    """A connection that listens, and an event: a job was queued, or the connection was lost."""
     notified = asyncio.Event()
     dsn = make_url(database_url).set(drivername="postgresql")
     connection = await asyncpg.connect(
@@ -85,7 +87,8 @@ async def _notifications(database_url: str) -> AsyncIterator[asyncio.Event]:
     try:
         connection.add_termination_listener(lambda _: notified.set())
         await connection.add_listener(JOBS_CHANNEL, lambda *_: notified.set())
-        yield notified
+        log.info("worker_listening")
+        yield connection, notified
     finally:
         await connection.close(timeout=CONNECT_TIMEOUT_S)
 

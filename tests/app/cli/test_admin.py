@@ -1,0 +1,103 @@
+"""`tenfold admin` does what an operator does, against the real processes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from app.cli.admin import admin
+from lora.base_spec import BaseSpec
+from tests.builders.adapter_files import adapter_config, adapter_files, write_adapter
+from tests.builders.operator import ADMIN_KEY
+from tests.fixtures.processes import ApiProcess
+
+Command = Callable[..., Result]
+
+
+@pytest.fixture
+def run(api_process: ApiProcess) -> Command:
+    def run(*arguments: str, key: str = ADMIN_KEY) -> Result:
+        environment = {"TENFOLD_ADMIN_URL": api_process.admin_url, "TENFOLD_ADMIN_KEY": key}
+        return CliRunner().invoke(admin, arguments, env=environment)
+
+    return run
+
+
+def test_operator_sets_up_a_tenant_from_the_command_line(
+    run: Command, worker_process: Path, tiny_base: BaseSpec, tmp_path: Path
+) -> None:
+    def done(*arguments: str) -> dict:
+        result = run(*arguments, "--json")
+        assert result.exit_code == 0, result.output
+        return json.loads(result.stdout)
+
+    tenant = done("tenant", "create", "acme", "--concurrency", "3")
+    assert tenant["limits"]["concurrency"] == 3
+    scopes = ("--scope", "inference", "--scope", "adapters:write")
+    key = done("key", "create", "acme", *scopes, "--expires-in-days", "7")
+    assert key["secret"].startswith("tf_") and key["expires_at"] > key["created"]
+
+    folder = write_adapter(tmp_path / "support-bot", adapter_files(tiny_base, seed=1))
+    first = done("adapter", "push", str(folder), "--tenant", "acme")
+    assert (first["version"], first["state"]) == ("v1", "active")
+    other = write_adapter(tmp_path / "other", adapter_files(tiny_base, seed=2))
+    done("adapter", "push", str(other), "-t", "acme", "--name", "support-bot")
+    done("adapter", "alias", "support-bot", "prod", "v2", "-t", "acme")
+
+    assert [row["aliases"] for row in done("adapter", "list", "-t", "acme")] == [{"prod": "v2"}]
+    assert [row["version"] for row in done("adapter", "versions", "support-bot", "-t", "acme")] == [
+        "v1",
+        "v2",
+    ]
+    table = run("adapter", "list", "-t", "acme")
+    assert "support-bot" in table.stdout and "prod=v2" in table.stdout
+
+    done("key", "disable", "acme", key["id"])
+    assert done("key", "list", "acme")[0]["disabled_at"] is not None
+    assert run("tenant", "delete", "acme").exit_code != 0  # asks, and nobody says yes
+    done("tenant", "delete", "acme", "--yes")
+    assert done("tenant", "list") == []
+
+
+def test_failures_are_one_message_and_a_status(
+    run: Command, tiny_base: BaseSpec, tmp_path: Path
+) -> None:
+    assert run("tenant", "create", "acme").exit_code == 0
+
+    taken = run("tenant", "create", "acme")
+    wrong_key = run("tenant", "list", key="x" * 20)
+    empty = write_adapter(tmp_path / "empty", {})
+    not_peft = run("adapter", "push", str(empty), "-t", "acme")
+    files = adapter_files(tiny_base) | {"adapter_config.json": adapter_config(use_dora=True)}
+    refused = run("adapter", "push", str(write_adapter(tmp_path / "bot", files)), "-t", "acme")
+
+    for result, text in (
+        (taken, "409 name_conflict"),
+        (wrong_key, "401 invalid_api_key"),
+        (not_peft, "adapter_config.json is missing"),
+        (refused, "error variant_unsupported"),
+    ):
+        assert result.exit_code == 1
+        assert text in result.stderr and "Traceback" not in result.output
+
+
+def test_server_that_is_not_there_is_a_message(tmp_path: Path) -> None:
+    arguments = ["--url", "http://127.0.0.1:1", "--key", "k" * 20, "tenant", "list"]
+    result = CliRunner().invoke(admin, arguments)
+    assert result.exit_code == 1 and "does not answer" in result.stderr
+
+
+def test_key_and_url_are_found_in_the_data_folder(api_process: ApiProcess, tmp_path: Path) -> None:
+    arguments = ["--data-dir", str(tmp_path), "tenant", "list", "--json"]
+    without = CliRunner().invoke(admin, arguments)
+    assert without.exit_code == 1 and "no admin key" in without.stderr
+
+    (tmp_path / "demo.json").write_text(json.dumps({"admin_url": api_process.admin_url}))
+    (tmp_path / "secrets.json").write_text(json.dumps({"admin_key": ADMIN_KEY}))
+    result = CliRunner().invoke(admin, arguments)
+    assert json.loads(result.stdout) == []
