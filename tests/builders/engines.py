@@ -24,7 +24,7 @@ from lora.base_spec import BaseSpec
 from lora.digest import adapter_digest, hash_file
 from lora.store import ADAPTER_FILES, LocalAdapterStore
 
-PATIENCE_S = 60.0
+PATIENCE_S = 200.0
 
 
 class RecordingRunner(ModelRunner):
