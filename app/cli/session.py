@@ -32,7 +32,7 @@ def run_in_foreground(
             announce()
             stack.watch()
         except StopRequested:
-            console.print("Stopping ...")
+            console.print("Stopping; once more to hurry ...")
         except LauncherError as error:
             failure = error
         finally:

@@ -17,8 +17,8 @@ from app.launcher.errors import PortInUseError
 from app.launcher.ports import check_port_free, free_port
 
 CHECKOUT = Path(__file__).parents[2]
-START_TIMEOUT_S = 180.0
-STOP_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 220.0
+STOP_TIMEOUT_S = 120.0
 READY_LINE = "Ctrl-C stops everything."
 
 

@@ -60,7 +60,7 @@ def test_a_printed_curl_line_works_as_it_stands(running_demo: RunningStack, tmp_
     start = output.index("# globex\n")
     command = output[start : output.index("\n\n", start)]
     done = subprocess.run(
-        ["sh", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=120
+        ["sh", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=220
     )
     assert '"support-bot"' in done.stdout
     assert '"assistant"' in done.stdout
