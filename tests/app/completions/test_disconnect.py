@@ -24,8 +24,8 @@ def slow_engine(redis_url: str, say: Say) -> Iterator[StubEngine]:
 
 
 async def everything_is_given_back(context: AppContext, engine: StubEngine, num: int) -> None:
-    await until(lambda: len(engine.aborted) == num, timeout_s=2)
-    await until(lambda: engine.num_running == 0 and context.admission.num_held == 0, timeout_s=2)
+    await until(lambda: len(engine.aborted) == num)
+    await until(lambda: engine.num_running == 0 and context.admission.num_held == 0)
     assert context.queue.num_in_flight == 0
 
 
@@ -47,6 +47,7 @@ async def test_a_client_that_hangs_up_in_mid_stream_aborts_its_sequences(
             lines = response.aiter_lines()
             for _ in range(5):
                 await anext(lines)
+            await until(lambda: slow_engine.num_running == 2)
     await everything_is_given_back(context, slow_engine, 2)
 
 
