@@ -64,7 +64,9 @@ async def run(
     task = bar.add_task(f"{name}, {load}", total=load.requests)
     timeout = httpx.Timeout(shape.timeout_s)
     unbounded = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-    async with httpx.AsyncClient(base_url=base_url, timeout=timeout, limits=unbounded) as client:
+    async with httpx.AsyncClient(
+        base_url=base_url, timeout=timeout, limits=unbounded, trust_env=False
+    ) as client:
 
         async def send(index: int, due_at: float) -> Sample:
             prompt = synthetic_prompt(shape.seed, index, shape.prompt_tokens)
