@@ -13,6 +13,7 @@ import time
 import structlog
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.error_handlers import error_response, internal_error
@@ -21,6 +22,7 @@ from app.metrics import Metrics
 
 log = structlog.get_logger()
 
+CLIENT_CLOSED_REQUEST = 499  # nginx's number; for logs and metrics only
 UNMATCHED_ROUTE = "unmatched"
 UPLOAD_ROUTE_SUFFIX = "/versions"  # adapter uploads have their own, larger limit
 
@@ -51,6 +53,8 @@ class RequestEdge:
         with structlog.contextvars.bound_contextvars(request_id=request_id):
             try:
                 await self.app(scope, receive, send_with_id)
+            except ClientDisconnect:  # while it was sending: nobody is left to be answered
+                status = status or CLIENT_CLOSED_REQUEST
             except Exception:
                 log.exception("request_crashed")
                 if status:  # the response has begun: all that is left is to cut the connection

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -15,6 +16,7 @@ import structlog
 import uvicorn
 from fastapi import FastAPI
 
+from app.adapters.intake import sweep_staging
 from app.api import create_admin_app, create_app
 from app.context import open_context
 from app.logging import configure_logging
@@ -33,6 +35,7 @@ def main() -> None:
 
 async def serve(settings: Settings) -> None:
     """Serve until a signal ends it."""
+    await asyncio.to_thread(sweep_staging, settings.data_dir, time.time())
     async with open_context(settings) as context:
         servers = [
             _server(create_app(context), settings.host, settings.port),

@@ -8,6 +8,7 @@ are the same version. No database connection is held while the client sends.
 from __future__ import annotations
 
 import asyncio
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,6 +36,7 @@ from lora.manifest import AdapterManifest, ManifestError, read_manifest
 from lora.store import CONFIG_FILE, WEIGHTS_FILE, AdapterStore, locator_of
 
 STAGING_FOLDER = "uploads"
+STALE_STAGING_S = 86_400.0
 
 
 async def upload_version(
@@ -118,6 +120,13 @@ def _check(
         return read_manifest((folder / CONFIG_FILE).read_bytes(), folder / WEIGHTS_FILE, base)
     except ManifestError as error:
         raise refusal(error, digest) from error
+
+
+def sweep_staging(data_dir: Path, now_s: float) -> None:
+    """Remove what killed processes left behind; other processes' running uploads are younger."""
+    for folder in (data_dir / STAGING_FOLDER).glob("*"):
+        if folder.stat().st_mtime < now_s - STALE_STAGING_S:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
 import numpy as np
 import pytest
+from fastapi import FastAPI
 from safetensors.numpy import save
 
+from app.adapters.intake import sweep_staging
 from app.context import AppContext
 from app.settings import Settings
 from lora.base_spec import BaseSpec
@@ -308,3 +311,47 @@ async def test_adapter_for_another_known_shape_is_refused(
     error = response.json()["error"]
     assert (response.status_code, error["code"]) == (422, "shape_mismatch")
     json.dumps(error["report"])
+
+
+async def test_client_that_leaves_while_sending_leaves_nothing(
+    operator: Operator, admin_app: FastAPI, settings: Settings
+) -> None:
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": f"/admin/v1{UPLOAD}",
+        "query_string": b"",
+        "headers": [
+            (b"authorization", OPERATOR["authorization"].encode()),
+            (b"content-type", b"multipart/form-data; boundary=line"),
+        ],
+    }
+    messages = iter(
+        [
+            {"type": "http.request", "body": b"--line\r\n", "more_body": True},
+            {"type": "http.disconnect"},
+        ]
+    )
+    sent = []
+
+    async def receive() -> dict[str, object]:
+        return next(messages)
+
+    async def send(message: dict[str, object]) -> None:
+        sent.append(message)
+
+    await admin_app(scope, receive, send)
+
+    assert sent == [] and staged(settings) == []
+
+
+def test_staging_of_killed_processes_is_swept_and_others_kept(tmp_path: Path) -> None:
+    for name, age_s in (("old", 2 * 86_400), ("young", 60)):
+        folder = tmp_path / "uploads" / name
+        folder.mkdir(parents=True)
+        (folder / "adapter_model.safetensors").touch()
+        os.utime(folder, (1e9 - age_s, 1e9 - age_s))
+
+    sweep_staging(tmp_path, now_s=1e9)
+
+    assert [path.name for path in (tmp_path / "uploads").iterdir()] == ["young"]
