@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from app.cli.admin_adapters import adapter
-from app.cli.admin_client import open_client
+from app.cli.admin_client import Target
 from app.cli.admin_keys import key
 from app.cli.admin_tenants import tenant
 
@@ -38,6 +38,5 @@ def connect(
     ] = Path(".tenfold"),
 ) -> None:
     """Manage tenants, keys and adapters."""
-    client = open_client(url, key, data_dir)
-    context.call_on_close(client.http.close)
-    context.obj = client
+    # Opened by the command itself, so that `--help` needs no key.
+    context.obj = Target(url, key, data_dir)

@@ -27,6 +27,15 @@ stderr = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
 
 
 @dataclass(frozen=True, slots=True)
+class Target:
+    """Where the admin API is and what opens it, as far as the command line says."""
+
+    url: str | None
+    key: str | None
+    data_dir: Path
+
+
+@dataclass(frozen=True, slots=True)
 class AdminClient:
     """Calls under `/admin/v1`. What is not a success ends the command with a message."""
 
@@ -58,10 +67,10 @@ class AdminClient:
             after = page["last_id"]
 
 
-def open_client(url: str | None, key: str | None, data_dir: Path) -> AdminClient:
+def open_client(target: Target) -> AdminClient:
     """A client by options and environment, else by what a local Tenfold left in its folder."""
-    url = url or _remembered(data_dir / "demo.json", "admin_url") or DEFAULT_URL
-    key = key or _remembered(data_dir / "secrets.json", "admin_key")
+    url = target.url or _remembered(target.data_dir / "demo.json", "admin_url") or DEFAULT_URL
+    key = target.key or _remembered(target.data_dir / "secrets.json", "admin_key")
     if key is None:
         fail("no admin key: set TENFOLD_ADMIN_KEY or pass --key")
     headers = {"authorization": f"Bearer {key}"}
@@ -69,9 +78,11 @@ def open_client(url: str | None, key: str | None, data_dir: Path) -> AdminClient
 
 
 def client_of(context: typer.Context) -> AdminClient:
-    """The client that the options before the command made."""
-    client = context.obj
-    assert isinstance(client, AdminClient)
+    """The client that the options before the command describe."""
+    target = context.obj
+    assert isinstance(target, Target)
+    client = open_client(target)
+    context.call_on_close(client.http.close)
     return client
 
 

@@ -101,3 +101,9 @@ def test_key_and_url_are_found_in_the_data_folder(api_process: ApiProcess, tmp_p
     (tmp_path / "secrets.json").write_text(json.dumps({"admin_key": ADMIN_KEY}))
     result = CliRunner().invoke(admin, arguments)
     assert json.loads(result.stdout) == []
+
+
+def test_help_needs_no_key() -> None:
+    for command in ([], ["tenant"], ["adapter", "push"]):
+        result = CliRunner().invoke(admin, [*command, "--help"])
+        assert result.exit_code == 0 and "Usage" in result.stdout
