@@ -162,6 +162,19 @@ def test_logits_equal_peft_on_every_kind_of_llama(shape: str, tmp_path: Path) ->
         assert error < MAX_LOGIT_ERROR, f"{shape} {request.request_id}: {error}"
 
 
+def test_200_greedy_tokens_equal_what_transformers_and_peft_generate(
+    world: World, start: Start
+) -> None:
+    harness = start("fast")
+    refs = {name: harness.publish(folder) for name, folder in world.adapters.items()}
+    requests = requests_for({**refs, "base": None}, max_tokens=200)
+    tokens = tokens_of(harness.run(requests))
+    for request in requests:
+        folder = world.adapters.get(request.request_id)
+        want = world.oracle.greedy(folder, request.prompt_token_ids, 200)
+        assert tokens[request.request_id] == want, request.request_id
+
+
 def test_base_rows_of_a_mixed_batch_equal_a_run_with_no_adapter_loaded(
     world: World, start: Start
 ) -> None:
