@@ -1,111 +1,14 @@
-"""`python -m engine`: one engine process. The only place that reads its environment."""
+"""`python -m engine`: one engine process. See `engine/server.py` for its options."""
 
 from __future__ import annotations
 
-import logging
 import os
-import signal
-import socket
-from pathlib import Path
-from typing import Annotated
-
-import structlog
-import torch
-import typer
-
-from engine.adapter_loader import AdapterLoader
-from engine.config import Dtype, EngineConfig
-from engine.core import EngineCore
-from engine.loop import EngineLoop
-from engine.model_runner import ModelRunner
-from engine.transport.server import EngineTransport
-from lora.base_spec import BaseSpec
-from lora.store import open_store
-
-log = structlog.get_logger("engine")
-
-
-def serve(
-    model: Annotated[Path, typer.Option(envvar="TENFOLD_MODEL", help="Folder of the base model.")],
-    redis_url: Annotated[str, typer.Option(envvar="TENFOLD_REDIS_URL", help="The queue.")],
-    adapter_store: Annotated[
-        str, typer.Option(envvar="TENFOLD_ADAPTER_STORE", help="Folder of the adapters' bytes.")
-    ],
-    model_id: Annotated[
-        str | None, typer.Option(envvar="TENFOLD_MODEL_ID", help="The base's name in requests.")
-    ] = None,
-    dtype: Annotated[Dtype, typer.Option(envvar="TENFOLD_DTYPE")] = "float32",
-    batch_invariant: Annotated[
-        bool,
-        typer.Option(
-            envvar="TENFOLD_BATCH_INVARIANT",
-            help="Bits of an answer depend on nothing but base, adapter and tokens.",
-        ),
-    ] = False,
-    pool_bytes: Annotated[
-        int, typer.Option(envvar="TENFOLD_POOL_BYTES", help="Memory of the page pool.")
-    ] = 1 << 30,
-    max_num_seqs: Annotated[
-        int, typer.Option(envvar="TENFOLD_MAX_NUM_SEQS", help="Sequences in one step.")
-    ] = 32,
-    max_num_batched_tokens: Annotated[
-        int, typer.Option(envvar="TENFOLD_MAX_NUM_BATCHED_TOKENS", help="Tokens in one step.")
-    ] = 128,
-    threads: Annotated[
-        int | None, typer.Option(envvar="TENFOLD_THREADS", help="CPU threads of the model.")
-    ] = None,
-    engine_id: Annotated[
-        str | None, typer.Option(envvar="TENFOLD_ENGINE_ID", help="Default: host and pid.")
-    ] = None,
-) -> None:
-    """Serve one base model and the adapters on it, from the queue at --redis-url."""
-    configure_logging()
-    torch.set_num_threads(threads or default_threads())
-    name = engine_id or f"{socket.gethostname()}-{os.getpid()}"
-    config = EngineConfig(
-        dtype=dtype,
-        batch_invariant=batch_invariant,
-        pool_bytes=pool_bytes,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
-    )
-    base = BaseSpec.from_folder(model, model_id)
-    log.info("engine_starting", engine_id=name, model=base.model_id, dtype=dtype)
-    runner = ModelRunner(config, base, model)
-    loader = AdapterLoader(open_store(adapter_store), base, on_completed=lambda: loop.wake())
-    core = EngineCore(config, base, runner, loader, name)
-    transport = EngineTransport(redis_url, name)
-    loop = EngineLoop(core, transport, config)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: loop.stop())
-    log.info(
-        "engine_ready",
-        num_pages=core.pool.num_pages,
-        page_bytes=config.page_bytes(base),
-        num_tokens=core.pool.num_pages * config.block_size,
-        threads=torch.get_num_threads(),
-    )
-    loop.run()
-    loader.close()
-    log.info("engine_stopped", engine_id=name)
-
-
-def default_threads() -> int:
-    """The cores this process may use."""
-    return max(1, len(os.sched_getaffinity(0)))
-
-
-def configure_logging() -> None:
-    structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso"),
-            structlog.processors.format_exc_info,
-            structlog.processors.JSONRenderer(),
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-    )
-
 
 if __name__ == "__main__":
-    typer.run(serve)
+    # OpenMP reads this once, when torch is loaded. Threads that spin while they wait for each
+    # other slow every step down many times over as soon as anything else wants a core.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+    from engine.server import main
+
+    main()

@@ -40,7 +40,7 @@ class Firms:
             seed=5,
             r=5,
             lora_alpha=10,
-            spread=0.02,
+            spread=0.06,
             target_modules=["k_proj", "down_proj"],
         )
         self.folders: dict[str, Path | None] = {
@@ -171,7 +171,7 @@ def test_no_answer_depends_on_its_neighbours_or_is_anothers(
     firms: Firms, harness: EngineHarness, refs: dict[str, AdapterRef | None], batch_size: int
 ) -> None:
     """Byte for byte, `--batch-invariant`; a failure names whose text leaked."""
-    num_tokens = 12
+    num_tokens = 6
     solo = {
         request.request_id: tokens_of(harness.run([request]))[request.request_id]
         for request in mixed_requests(firms, refs, num_tokens)
@@ -186,7 +186,7 @@ def test_no_answer_depends_on_its_neighbours_or_is_anothers(
 def test_the_adapters_answer_differently_so_a_leak_would_be_seen(
     firms: Firms, harness: EngineHarness, refs: dict[str, AdapterRef | None]
 ) -> None:
-    requests = mixed_requests(firms, refs, max_tokens=12)
+    requests = mixed_requests(firms, refs, max_tokens=6)
     tokens = tokens_of(harness.run(requests))
     for number in range(len(QUESTIONS)):
         answers = [tuple(tokens[f"{name} {number}"]) for name in refs]
