@@ -15,7 +15,7 @@ from datetime import datetime
 import structlog
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from app.adapters.jobs_repository import claim_job, finish_job, postpone_job
+from app.adapters.jobs_repository import claim_job, finish_job, is_removed_later, postpone_job
 from app.adapters.verification import verify_version
 from app.adapters.versions_repository import is_needed, lock_bytes
 from app.db import Database, tenant_scope
@@ -63,10 +63,12 @@ class JobRunner:
                 session, self.store, self.base, job.tenant_id, job.subject, self.now()
             )
         else:
-            await self._remove(session, job.tenant_id, job.subject)
+            await self._remove(session, job)
 
-    async def _remove(self, session: AsyncSession, tenant_id: str, locator: str) -> None:
+    async def _remove(self, session: AsyncSession, job: AdapterJob) -> None:
+        tenant_id, locator = job.tenant_id, job.subject
         await lock_bytes(session, locator)
-        if not await is_needed(session, tenant_id, locator):
-            await asyncio.to_thread(self.store.delete, locator)
-            log.info("adapter_bytes_removed", tenant_id=tenant_id, locator=locator)
+        if await is_needed(session, tenant_id, locator) or await is_removed_later(session, job):
+            return
+        await asyncio.to_thread(self.store.delete, locator)
+        log.info("adapter_bytes_removed", tenant_id=tenant_id, locator=locator)

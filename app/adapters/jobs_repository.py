@@ -19,13 +19,29 @@ from app.tables import AdapterJob
 JobKind = Literal["verify", "remove"]
 JOBS_CHANNEL = "tenfold_jobs"
 MAX_BACKOFF_S = 3600
+# Bytes outlive the version that is deleted: a request pinned to it may still wait in the queue, or
+# be preempted and have to load its adapter again.
+REMOVAL_DELAY_S = 600
 
 _NOTIFY = text("SELECT pg_notify(:channel, '')")
 
 
-async def add_job(session: AsyncSession, tenant_id: str, kind: JobKind, subject: str) -> None:
-    """Queue a job, and wake a worker when the transaction commits. In the tenant's scope."""
-    session.add(AdapterJob(id=new_id("job"), tenant_id=tenant_id, kind=kind, subject=subject))
+async def add_job(
+    session: AsyncSession, tenant_id: str, kind: JobKind, subject: str, *, delay_s: float = 0
+) -> None:
+    """Queue a job, due in `delay_s`, and wake a worker when the transaction commits.
+
+    In the tenant's scope.
+    """
+    session.add(
+        AdapterJob(
+            id=new_id("job"),
+            tenant_id=tenant_id,
+            kind=kind,
+            subject=subject,
+            not_before=func.now() + timedelta(seconds=delay_s),
+        )
+    )
     await session.flush()
     await session.execute(_NOTIFY, {"channel": JOBS_CHANNEL})
 
@@ -40,6 +56,21 @@ async def claim_job(session: AsyncSession) -> AdapterJob | None:
         .limit(1)
         .with_for_update(skip_locked=True)
     )
+
+
+async def is_removed_later(session: AsyncSession, job: AdapterJob) -> bool:
+    """Whether another job, not yet due, is to remove the same bytes. In the tenant's scope."""
+    found = await session.scalar(
+        select(AdapterJob.id)
+        .where(
+            AdapterJob.tenant_id == job.tenant_id,
+            AdapterJob.kind == "remove",
+            AdapterJob.subject == job.subject,
+            AdapterJob.not_before > func.now(),
+        )
+        .limit(1)
+    )
+    return found is not None
 
 
 async def finish_job(session: AsyncSession, job: AdapterJob) -> None:

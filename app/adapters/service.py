@@ -2,8 +2,8 @@
 
 Knows nothing of HTTP, and not of who asks: operators and tenants get the same functions. The
 session is in the tenant's scope. Invariants: what another tenant owns is not found; an alias
-points at an active version of its own adapter; bytes are removed only by a worker, and only when
-no version needs them.
+points at an active version of its own adapter; bytes are removed only by a worker, some time after
+the deletion, and only when no version needs them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from app.adapters.jobs_repository import add_job
+from app.adapters.jobs_repository import REMOVAL_DELAY_S, add_job
 from app.adapters.names import is_adapter_name, is_alias
 from app.adapters.repository import AdapterRepository
 from app.adapters.schemas import AdapterCreate
@@ -87,7 +87,7 @@ async def delete_adapter(session: AsyncSession, tenant_id: str, reference: str) 
     adapter = await _locked(session, tenant_id, reference)
     adapters = AdapterRepository(session, tenant_id)
     for locator in await adapters.locators_of(adapter.id):
-        await add_job(session, tenant_id, "remove", locator)
+        await add_job(session, tenant_id, "remove", locator, delay_s=REMOVAL_DELAY_S)
     await adapters.remove(adapter.id)
     return adapter
 
@@ -109,7 +109,7 @@ async def delete_version(
             details={"aliases": aliases},
         )
     version.state = "deleted"
-    await add_job(session, tenant_id, "remove", version.locator)
+    await add_job(session, tenant_id, "remove", version.locator, delay_s=REMOVAL_DELAY_S)
     return version
 
 

@@ -10,7 +10,7 @@ import re
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from app.adapters.jobs_repository import add_job
+from app.adapters.jobs_repository import REMOVAL_DELAY_S, add_job
 from app.adapters.names import is_adapter_name
 from app.adapters.repository import AdapterRepository
 from app.db import operator_scope, tenant_scope
@@ -66,6 +66,6 @@ async def delete_tenant(session: AsyncSession, reference: str) -> Tenant:
     """Forget a tenant and all it owns; a worker removes its adapters' bytes."""
     tenant = await find_tenant(session, reference)
     for locator in await AdapterRepository(session, tenant.id).locators_of():
-        await add_job(session, tenant.id, "remove", locator)
+        await add_job(session, tenant.id, "remove", locator, delay_s=REMOVAL_DELAY_S)
     await TenantRepository(session).remove(tenant.id)
     return tenant

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import httpx
+from sqlalchemy import update
 
 from app.adapters.jobs import JobRunner
+from app.adapters.jobs_repository import REMOVAL_DELAY_S
+from app.db import worker_scope
+from app.tables import AdapterJob
 
 ADMIN_KEY = "admin-key-of-the-tests"
 OPERATOR = {"authorization": f"Bearer {ADMIN_KEY}"}
@@ -78,6 +83,17 @@ class Operator:
         return await self.done("GET", f"/tenants/{tenant}/adapters/{adapter}/versions/{version}")
 
     async def run_jobs(self) -> None:
-        """Do everything that waits for a worker."""
+        """Do everything that is due for a worker."""
         while await self._jobs.run_next():
             pass
+
+    async def run_jobs_after(self, seconds: float = REMOVAL_DELAY_S) -> None:
+        """Let time pass for the jobs that wait, and do what is due then."""
+        async with self._jobs.database.session() as session:
+            await worker_scope(session)
+            passed = timedelta(seconds=seconds)
+            await session.execute(
+                update(AdapterJob).values(not_before=AdapterJob.not_before - passed)
+            )
+            await session.commit()
+        await self.run_jobs()

@@ -127,7 +127,7 @@ async def test_version_under_an_alias_cannot_be_deleted(
     await operator.done("PUT", f"{BOT}/aliases/prod", json={"version": "v2"})
     await operator.done("DELETE", f"{BOT}/versions/v1")
     await operator.done("DELETE", f"{BOT}/versions/v1")  # a repetition changes nothing
-    await operator.run_jobs()
+    await operator.run_jobs_after()
 
     assert (await operator.done("GET", f"{BOT}/versions/v1"))["state"] == "deleted"
     assert len(stored_folders(settings)) == 1
@@ -158,7 +158,7 @@ async def test_deleted_adapter_is_gone_and_its_name_is_free(
 ) -> None:
     await operator.done("DELETE", BOT)
     assert code(await operator.call("GET", BOT)) == (404, "not_found")
-    await operator.run_jobs()
+    await operator.run_jobs_after()
     assert stored_folders(settings) == []
 
     await operator.new_adapter("acme", "bot")
@@ -173,11 +173,11 @@ async def test_bytes_that_another_adapter_needs_are_kept(
     assert len(stored_folders(settings)) == 2  # one folder for both
 
     await operator.done("DELETE", BOT)
-    await operator.run_jobs()
+    await operator.run_jobs_after()
     assert len(stored_folders(settings)) == 1
 
     await operator.done("DELETE", "/tenants/acme/adapters/twin")
-    await operator.run_jobs()
+    await operator.run_jobs_after()
     assert stored_folders(settings) == []
 
 
@@ -185,7 +185,7 @@ async def test_deleted_tenants_bytes_are_removed(
     operator: Operator, two_versions: None, settings: Settings
 ) -> None:
     await operator.done("DELETE", "/tenants/acme")
-    await operator.run_jobs()
+    await operator.run_jobs_after()
     assert stored_folders(settings) == []
 
 

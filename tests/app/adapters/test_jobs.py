@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import text
 
 from app.adapters.jobs import JobRunner
-from app.adapters.jobs_repository import claim_job
+from app.adapters.jobs_repository import REMOVAL_DELAY_S, claim_job
 from app.context import AppContext
 from app.db import Database
 from app.settings import Settings
@@ -93,9 +93,37 @@ async def test_adapter_deleted_before_its_check_leaves_nothing(
 ) -> None:
     await operator.upload("acme", "bot", adapter_files(tiny_base))
     await operator.done("DELETE", BOT)
-    await operator.run_jobs()
+    await operator.run_jobs_after()
 
     assert await as_owner(database, "SELECT id FROM adapter_jobs") == []
+    assert stored_files(settings) == []
+
+
+async def test_deleted_bytes_stay_for_requests_that_are_pinned_to_them(
+    operator: Operator, tiny_base: BaseSpec, settings: Settings
+) -> None:
+    await operator.push("acme", "bot", adapter_files(tiny_base))
+    await operator.done("DELETE", f"{BOT}/aliases/prod")
+    await operator.done("DELETE", f"{BOT}/versions/v1")
+
+    await operator.run_jobs_after(REMOVAL_DELAY_S - 60)
+    assert len(stored_files(settings)) == 2
+    await operator.run_jobs_after(60)
+    assert stored_files(settings) == []
+
+
+async def test_bytes_deleted_twice_stay_as_long_after_the_second_time(
+    operator: Operator, tiny_base: BaseSpec, settings: Settings
+) -> None:
+    for version in ("v1", "v2"):
+        await operator.push("acme", "bot", adapter_files(tiny_base))
+        await operator.call("DELETE", f"{BOT}/aliases/prod")
+        await operator.done("DELETE", f"{BOT}/versions/{version}")
+        await operator.run_jobs_after(REMOVAL_DELAY_S - 60)
+
+    await operator.run_jobs_after(30)  # the first job came due long ago
+    assert len(stored_files(settings)) == 2
+    await operator.run_jobs_after(30)
     assert stored_files(settings) == []
 
 
