@@ -73,7 +73,7 @@ class AdapterLoader:
     def _load(self, ref: AdapterRef) -> LoadResult:
         try:
             return LoadResult(ref, weights=self._read(ref))
-        except AdapterMissingError:
+        except (AdapterMissingError, FileNotFoundError):
             error = MISSING
         except (AdapterStoreError, ManifestError, OSError):
             error = CORRUPT

@@ -29,6 +29,13 @@ class EngineConfig:
     max_num_batched_tokens: int = 128
     num_look_ahead: int = 8
     """Waiting requests beyond `max_num_seqs` that are leased so that their adapters can load."""
+    max_loads: int = 8
+    """Adapters that are being read, or were and have no pages yet."""
+
+    @property
+    def max_num_leased(self) -> int:
+        """All requests at a time, also those that only wait for an adapter to be read."""
+        return 4 * self.max_num_seqs + self.num_look_ahead
 
     def page_bytes(self, base: BaseSpec) -> int:
         """K and V of `block_size` tokens for all layers, rounded up to whole 4 KiB."""

@@ -62,7 +62,9 @@ class EngineCore:
         self.num_steps = 0
         self._answers: list[tuple[str, TokenOutput]] = []
         self.pool = PagePool(config.num_pages(base))
-        self.residency = Residency(self.pool, config.page_bytes(base), loader.start)
+        self.residency = Residency(
+            self.pool, config.page_bytes(base), loader.start, max_loads=config.max_loads
+        )
         self.scheduler = Scheduler(config, base.max_model_len, self.pool, self.residency)
 
     @property
@@ -72,7 +74,7 @@ class EngineCore:
     @property
     def has_runnable(self) -> bool:
         """False while all there is waits for an adapter: then the next step would do nothing."""
-        return self.scheduler.num_running > 0 or bool(self._answers) or self.scheduler.can_admit
+        return bool(self._answers) or self.scheduler.num_loading < self.scheduler.num_sequences
 
     def add(self, request: EngineRequest) -> None:
         """Queue a request; what is wrong with it is answered by the next `step`."""
@@ -82,9 +84,9 @@ class EngineCore:
         if error is not None:
             self._answer_error(sequence, error)
 
-    def abort(self, request_id: str) -> None:
-        """Forget a request whose client is gone; unknown ones are no error."""
-        self.scheduler.abort(request_id)
+    def abort(self, request_id: str, epoch: int) -> bool:
+        """Forget a request whose client is gone. False where it is unknown or of another epoch."""
+        return self.scheduler.abort(request_id, epoch)
 
     def step(self) -> dict[str, OutputBatch]:
         """Run one iteration; returns what each API process (by id) has to be told."""

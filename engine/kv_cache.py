@@ -1,8 +1,9 @@
 """K and V of every page, layer by layer: the CPU form of the pool's storage.
 
 A page is an id; per layer its block lies at [:, page] of two tensors
-[num_kv_heads, num_pages, block_size, head_dim]. Pages that adapters hold are simply never
-written, and the operating system gives them no memory.
+[num_kv_heads, num_pages, block_size, head_dim]. The storage starts unwritten, so pages that were
+never used for KV take no memory; adapters lie beside it, so that a pool which was first full of KV
+and then of adapters can take up to twice its size.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class KVCache:
     ) -> None:
         shape = (num_kv_heads, num_pages, block_size, head_dim)
         self._layers = [
-            (torch.zeros(shape, dtype=dtype), torch.zeros(shape, dtype=dtype))
+            (torch.empty(shape, dtype=dtype), torch.empty(shape, dtype=dtype))
             for _ in range(num_layers)
         ]
 

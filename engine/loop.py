@@ -29,6 +29,7 @@ FULL_WAIT_S = 0.01
 """How soon an engine without room looks for it again; aborts are read meanwhile."""
 IDLE_WAIT_S = 0.5
 """A marked-idle engine is woken by message; this only bounds how long a lost one can hurt."""
+BUSY_WAIT_S = 0.1
 RETRY_WAIT_S = 0.5
 PUBLISH_WAIT_S = 0.1
 
@@ -43,6 +44,7 @@ class Snapshot:
 
     num_sequences: int = 0
     num_running: int = 0
+    num_loading: int = 0
     num_free_pages: int = 0
     num_steps: int = 0
     adapters: frozenset[AdapterKey] = frozenset()
@@ -93,8 +95,7 @@ class EngineLoop:
         can_progress = False
         while not self._stopping.is_set():
             self._drain_inbox(wait=not can_progress)
-            batches = self._core.step() if self._core.has_work else {}
-            self._account(batches)
+            self._account(self._core.step())
             can_progress = self._core.has_runnable
         for thread in (control, heartbeat, publisher):
             thread.join(timeout=2 * IDLE_WAIT_S)
@@ -124,8 +125,7 @@ class EngineLoop:
         if isinstance(message, EngineRequest):
             self._tenants[message.request_id] = message.tenant_id
             self._core.add(message)
-        elif isinstance(message, Abort):
-            self._core.abort(message.request_id)
+        elif isinstance(message, Abort) and self._core.abort(message.request_id, message.epoch):
             self._end(message.request_id)
 
     def _account(self, batches: Mapping[str, OutputBatch]) -> None:
@@ -142,6 +142,7 @@ class EngineLoop:
         self._snapshot = Snapshot(
             num_sequences=core.scheduler.num_sequences,
             num_running=core.scheduler.num_running,
+            num_loading=core.scheduler.num_loading,
             num_free_pages=core.pool.num_free + core.residency.num_idle_pages,
             num_steps=core.num_steps,
             adapters=frozenset(core.residency.ready_keys()),
@@ -151,12 +152,14 @@ class EngineLoop:
 
     def _put_outbox(self, batches: Mapping[str, OutputBatch]) -> None:
         """Sequences pause while Redis takes nothing: the step loop waits here, and only here."""
-        while not self._stopping.is_set():
+        while True:
             try:
                 self._outbox.put(batches, timeout=RETRY_WAIT_S)
                 return
             except Full:
                 log.warning("publishing_behind", num_steps=self._outbox.qsize())
+                if self._stopping.is_set():
+                    return
 
     def _end(self, request_id: str) -> None:
         if self._tenants.pop(request_id, None) is not None:
@@ -167,34 +170,41 @@ class EngineLoop:
         """Lease what there is room for; hand over aborts as they come."""
         while not self._stopping.is_set():
             try:
-                is_idle = self._lease()
-                for message in self._transport.wait_control(
-                    IDLE_WAIT_S if is_idle else FULL_WAIT_S
-                ):
+                for message in self._transport.wait_control(self._lease()):
                     if isinstance(message, Abort):
                         self._inbox.put(message)
             except QueueUnavailableError as error:
                 log.warning("queue_unavailable", error=str(error))
                 self._stopping.wait(RETRY_WAIT_S)
 
-    def _lease(self) -> bool:
-        """Take what there is room for. True when the queue has no more, so a `Wake` will come."""
+    def _lease(self) -> float:
+        """Take what there is room for; returns how long to wait for messages before asking again.
+
+        Requests that only wait for their adapter to be read take nobody's place: they come on top,
+        up to `max_num_leased`, so that one tenant's cold adapters do not keep others out.
+        """
+        config, snapshot = self._config, self._snapshot
+        free_pages = snapshot.num_free_pages
         while True:
-            room = self._config.max_num_seqs + self._config.num_look_ahead - self._num_leased
+            runnable = self._num_leased - snapshot.num_loading
+            room = min(
+                config.max_num_seqs + config.num_look_ahead - runnable,
+                config.max_num_leased - self._num_leased,
+            )
             if room <= 0:
-                return False
+                return FULL_WAIT_S
             requests = self._transport.lease(
-                self._snapshot.num_free_pages,
-                self._config.block_size,
-                room,
-                total_pages=self._core.pool.num_pages,
+                free_pages, config.block_size, room, total_pages=self._core.pool.num_pages
             )
             if not requests:
-                return True
+                # Pages that become free wake nobody, so an engine at work asks again soon.
+                return IDLE_WAIT_S if self._num_leased == 0 else BUSY_WAIT_S
             with self._counting:
                 self._num_leased += len(requests)
             for request in requests:
+                free_pages -= len(request.prompt_token_ids) // config.block_size + 1
                 self._inbox.put(request)
+            free_pages = max(0, free_pages)
 
     def _publish(self) -> None:
         """Ends only when everything is out, or the transport was closed."""

@@ -7,6 +7,7 @@ from the moment it is ready until it is evicted.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -34,6 +35,7 @@ class LoadResult:
 
 
 class State(Enum):
+    QUEUED = auto()  # wanted; other loads are under way
     LOADING = auto()
     LOADED = auto()  # on the host, waiting for pages
     READY = auto()
@@ -42,7 +44,7 @@ class State(Enum):
 @dataclass(slots=True, eq=False)
 class _Entry:
     ref: AdapterRef
-    state: State = State.LOADING
+    state: State = State.QUEUED
     weights: LoraWeights | None = None
     pages: list[int] = field(default_factory=list)
     num_holders: int = 0
@@ -53,19 +55,25 @@ class Residency:
     """The adapters that this engine has or fetches."""
 
     def __init__(
-        self, pool: PagePool, page_bytes: int, start_load: Callable[[AdapterRef], None]
+        self,
+        pool: PagePool,
+        page_bytes: int,
+        start_load: Callable[[AdapterRef], None],
+        *,
+        max_loads: int,
     ) -> None:
         self._pool = pool
         self._page_bytes = page_bytes
         self._start_load = start_load
+        self._max_loads = max_loads
         self._entries: dict[AdapterKey, _Entry] = {}
         self._clock = 0
 
     def request(self, ref: AdapterRef) -> None:
-        """Begin to load `ref` unless it is here or on its way. Never blocks."""
+        """See to it that `ref` is here or on its way. Never blocks."""
         if adapter_key(ref) not in self._entries:
             self._entries[adapter_key(ref)] = _Entry(ref)
-            self._start_load(ref)
+            self._start_loads()
 
     def complete(self, result: LoadResult) -> None:
         """Take what the loader made. A failed load is forgotten: a later one may succeed."""
@@ -73,41 +81,48 @@ class Residency:
         entry = self._entries[key]
         if result.weights is None:
             del self._entries[key]
-            return
-        entry.weights = result.weights
-        entry.state = State.LOADED
+        else:
+            entry.weights = result.weights
+            entry.state = State.LOADED
+        self._start_loads()
 
     def num_pages_of(self, ref: AdapterRef) -> int:
-        """Pages that a loaded adapter takes; 0 while its size is unknown."""
+        """Pages that an adapter takes; 0 while its size is unknown."""
         entry = self._entries.get(adapter_key(ref))
         return self._num_pages(entry) if entry is not None else 0
 
     def is_loading(self, ref: AdapterRef) -> bool:
-        return self._entries[adapter_key(ref)].state is State.LOADING
+        """Whether `ref` is wanted or being read; False also where it was evicted since."""
+        entry = self._entries.get(adapter_key(ref))
+        return entry is not None and entry.state in (State.QUEUED, State.LOADING)
 
-    def make_ready(self, ref: AdapterRef) -> bool:
-        """Give a loaded adapter its pages, evicting idle ones; False while too few are free."""
-        entry = self._entries[adapter_key(ref)]
-        if entry.state is State.LOADED:
-            needed = self._num_pages(entry)
-            if not self.make_room(needed):
-                return False
-            entry.pages = self._pool.allocate(needed, adapter_key(ref))
-            entry.state = State.READY
-        return True
+    def make_room(self, needed: int, keep: AdapterRef | None = None) -> bool:
+        """Evict idle adapters but `keep`, longest unused first, until `needed` pages are free.
 
-    def make_room(self, needed: int, keep: Collection[AdapterKey] = ()) -> bool:
-        """Evict idle adapters, longest unused first, until `needed` pages are free."""
-        for entry in sorted(self._idle(keep), key=lambda entry: entry.last_used):
+        Evicts nothing where even that would not be enough.
+        """
+        idle = [entry for entry in self._idle() if keep is None or entry.ref != keep]
+        if self._pool.num_free + sum(len(entry.pages) for entry in idle) < needed:
+            return False
+        for entry in sorted(idle, key=lambda entry: entry.last_used):
             if self._pool.can_allocate(needed):
                 break
             self._evict(entry)
-        return self._pool.can_allocate(needed)
+        return True
+
+    def num_missing_pages(self, ref: AdapterRef) -> int:
+        """Pages to be free before `acquire`: none for an adapter that is in the pool."""
+        entry = self._entries[adapter_key(ref)]
+        return self._num_pages(entry) if entry.state is State.LOADED else 0
 
     def acquire(self, ref: AdapterRef) -> None:
-        """Hold a ready adapter for a running sequence."""
+        """Hold an adapter for a running sequence; takes its pages if it has none yet."""
         entry = self._entries[adapter_key(ref)]
-        assert entry.state is State.READY, "acquire before make_ready"
+        if entry.state is State.LOADED:
+            entry.pages = self._pool.allocate(self._num_pages(entry), adapter_key(ref))
+            entry.state = State.READY
+            self._start_loads()
+        assert entry.state is State.READY, "acquire before it was loaded"
         entry.num_holders += 1
 
     def release(self, ref: AdapterRef) -> None:
@@ -118,10 +133,11 @@ class Residency:
         entry.last_used = self._clock
 
     def forget_unwanted(self, wanted: Collection[AdapterKey]) -> None:
-        """Drop what was loaded for requests that are gone and never got pages."""
+        """Drop what was queued or loaded for requests that are gone and never got pages."""
         for key, entry in list(self._entries.items()):
-            if entry.state is State.LOADED and key not in wanted:
+            if entry.state in (State.QUEUED, State.LOADED) and key not in wanted:
                 del self._entries[key]
+        self._start_loads()
 
     def weights(self, ref: AdapterRef) -> LoraWeights:
         """The weights of an adapter that a running sequence holds."""
@@ -132,7 +148,7 @@ class Residency:
     @property
     def num_idle_pages(self) -> int:
         """Pages that eviction could free at once."""
-        return sum(len(entry.pages) for entry in self._idle(()))
+        return sum(len(entry.pages) for entry in self._idle())
 
     def ready_keys(self) -> set[AdapterKey]:
         return {key for key, entry in self._entries.items() if entry.state is State.READY}
@@ -142,11 +158,29 @@ class Residency:
         for key, entry in self._entries.items():
             yield key, entry.pages
 
-    def _idle(self, keep: Collection[AdapterKey]) -> list[_Entry]:
+    def _start_loads(self) -> None:
+        """Load at most `max_loads` at a time, the tenant with the fewest under way first.
+
+        What is loaded and has no pages yet counts too: it is memory that no page stands for.
+        """
+        loading = Counter(
+            entry.ref.tenant_id
+            for entry in self._entries.values()
+            if entry.state in (State.LOADING, State.LOADED)
+        )
+        queued = [entry for entry in self._entries.values() if entry.state is State.QUEUED]
+        while queued and loading.total() < self._max_loads:
+            entry = min(queued, key=lambda entry: loading[entry.ref.tenant_id])
+            queued.remove(entry)
+            loading[entry.ref.tenant_id] += 1
+            entry.state = State.LOADING
+            self._start_load(entry.ref)
+
+    def _idle(self) -> list[_Entry]:
         return [
             entry
-            for key, entry in self._entries.items()
-            if entry.state is State.READY and entry.num_holders == 0 and key not in keep
+            for entry in self._entries.values()
+            if entry.state is State.READY and entry.num_holders == 0
         ]
 
     def _evict(self, entry: _Entry) -> None:

@@ -47,9 +47,9 @@ class Scheduler:
         return len(self._running)
 
     @property
-    def can_admit(self) -> bool:
-        """Whether some waiting sequence is not held up by the loading of its adapter."""
-        return bool(self._failed) or not all(map(self._is_loading, self._waiting))
+    def num_loading(self) -> int:
+        """Waiting sequences whose adapter is not on this machine yet."""
+        return sum(map(self._is_loading, self._waiting))
 
     def add(self, sequence: Sequence) -> EngineError | None:
         """Queue a sequence; an error where it could never run here."""
@@ -60,14 +60,14 @@ class Scheduler:
                 self._residency.request(sequence.adapter)
         return error
 
-    def abort(self, request_id: str) -> Sequence | None:
-        """Drop a request wherever it is, and free what it holds."""
+    def abort(self, request_id: str, epoch: int) -> bool:
+        """Drop a request wherever it is, and free what it holds. False where it is not here."""
         for sequence in [*self._running, *self._waiting]:
-            if sequence.request_id == request_id:
+            if (sequence.request_id, sequence.request.epoch) == (request_id, epoch):
                 self._drop(sequence)
                 self._forget_unwanted_adapters()
-                return sequence
-        return None
+                return True
+        return False
 
     def complete_load(self, result: LoadResult) -> None:
         """An adapter arrived, or failed: then exactly the requests for it fail."""
@@ -86,8 +86,8 @@ class Scheduler:
     def schedule(self) -> Step:
         step: Step = {}
         budget = self._config.max_num_batched_tokens
-        budget, preempted = self._schedule_running(step, budget)
-        if not preempted:
+        budget, has_preempted = self._schedule_running(step, budget)
+        if not has_preempted:
             self._admit_waiting(step, budget)
         return step
 
@@ -96,7 +96,7 @@ class Scheduler:
         for sequence, num_tokens in step.items():
             sequence.num_computed_tokens += num_tokens
         for sequence, token_id in sampled.items():
-            sequence.append(token_id, self._max_model_len)
+            sequence.append(token_id, self._max_num_tokens(sequence))
             if sequence.finish_reason is not None:
                 self._drop(sequence)
         return list(sampled)
@@ -115,54 +115,67 @@ class Scheduler:
         assert all(not sequence.block_table for sequence in self._waiting)
 
     def _schedule_running(self, step: Step, budget: int) -> tuple[int, bool]:
-        preempted = False
-        for sequence in list(self._running):
+        """Give running sequences their tokens: (budget left, whether one was preempted).
+
+        Sequences that decode come before those with a prompt to compute, so that no prompt,
+        however long, makes a stream wait.
+        """
+        has_preempted = False
+        for sequence in sorted(self._running, key=lambda each: each.num_uncomputed_tokens > 1):
             if budget == 0:
                 break
             if sequence not in self._running:  # preempted for an older one
                 continue
             num_tokens = min(sequence.num_uncomputed_tokens, budget)
             while not self._reserve(sequence, num_tokens):
-                preempted = True
+                has_preempted = True
                 victim = self._running[-1]
+                budget += step.pop(victim, 0)
                 self._preempt(victim)
                 if victim is sequence:
                     break
             else:
                 step[sequence] = num_tokens
                 budget -= num_tokens
-        return budget, preempted
+        return budget, has_preempted
 
     def _admit_waiting(self, step: Step, budget: int) -> None:
         for sequence in list(self._waiting):
             if budget == 0 or len(self._running) >= self._config.max_num_seqs:
                 return
+            self._request_adapter(sequence)
             if self._is_loading(sequence):
                 continue
             num_tokens = min(sequence.num_uncomputed_tokens, budget)
             # NOTE: no younger sequence overtakes one that waits for pages, so none starves.
-            if not self._can_start(sequence) or not self._reserve(sequence, num_tokens):
+            if not self._start(sequence, num_tokens):
                 return
-            self._start(sequence)
             step[sequence] = num_tokens
             budget -= num_tokens
 
-    def _is_loading(self, sequence: Sequence) -> bool:
-        """Also begins the load, should the adapter have been evicted while its request waited."""
-        if sequence.adapter is None:
-            return False
-        self._residency.request(sequence.adapter)
-        return self._residency.is_loading(sequence.adapter)
-
-    def _can_start(self, sequence: Sequence) -> bool:
-        return sequence.adapter is None or self._residency.make_ready(sequence.adapter)
-
-    def _start(self, sequence: Sequence) -> None:
-        self._waiting.remove(sequence)
+    def _request_adapter(self, sequence: Sequence) -> None:
+        """It may have been evicted while its request waited."""
         if sequence.adapter is not None:
-            self._residency.acquire(sequence.adapter)
+            self._residency.request(sequence.adapter)
+
+    def _is_loading(self, sequence: Sequence) -> bool:
+        return sequence.adapter is not None and self._residency.is_loading(sequence.adapter)
+
+    def _start(self, sequence: Sequence, num_tokens: int) -> bool:
+        """Let a waiting sequence run, if its adapter and its first tokens both get their pages."""
+        needed, adapter = self._num_blocks(num_tokens), sequence.adapter
+        if adapter is not None:
+            needed += self._residency.num_missing_pages(adapter)
+        if not self._residency.make_room(needed, keep=adapter):
+            return False
+        if adapter is not None:
+            self._residency.acquire(adapter)
+        num_blocks = self._num_blocks(num_tokens)
+        sequence.block_table = self._pool.allocate(num_blocks, sequence.request_id)
+        self._waiting.remove(sequence)
         self._running.append(sequence)
         self._running.sort(key=lambda each: each.arrival)
+        return True
 
     def _preempt(self, sequence: Sequence) -> None:
         """Give its pages back and recompute it later; the tokens it has stay."""
@@ -189,26 +202,28 @@ class Scheduler:
         needed = self._num_blocks(sequence.num_computed_tokens + num_tokens)
         missing = needed - len(sequence.block_table)
         if missing > 0:
-            own = [adapter_key(sequence.adapter)] if sequence.adapter is not None else []
-            if not self._residency.make_room(missing, own):
+            if not self._residency.make_room(missing):
                 return False
             sequence.block_table += self._pool.allocate(missing, sequence.request_id)
         return True
 
     def _never_fits(self, sequence: Sequence) -> EngineError | None:
-        adapter_pages = (
-            self._residency.num_pages_of(sequence.adapter) if sequence.adapter is not None else 0
-        )
-        num_blocks = self._num_blocks(min(sequence.max_num_tokens, self._max_model_len))
-        if adapter_pages + num_blocks <= self._pool.num_pages:
+        """Alone in the pool, there must be room for the adapter and for one more token."""
+        room = self._max_num_tokens(sequence)
+        if sequence.num_tokens < room:
             return None
-        return EngineError(
-            code="request_too_large",
-            message=(
-                f"The request needs {num_blocks} pages for its tokens and {adapter_pages} for its "
-                f"adapter; this engine has {self._pool.num_pages}."
-            ),
-        )
+        message = f"The prompt has {sequence.num_tokens} tokens; this engine has room for {room}"
+        if sequence.adapter is not None:
+            message += " beside the adapter"
+        return EngineError(code="request_too_large", message=f"{message}.")
+
+    def _max_num_tokens(self, sequence: Sequence) -> int:
+        """Where a sequence ends at the latest: the model's context, or all pages but its own
+        adapter's."""
+        num_pages = self._pool.num_pages
+        if sequence.adapter is not None:
+            num_pages -= self._residency.num_pages_of(sequence.adapter)
+        return min(self._max_model_len, max(0, num_pages) * self._config.block_size)
 
     def _num_blocks(self, num_tokens: int) -> int:
         return -(-num_tokens // self._config.block_size)

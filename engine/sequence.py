@@ -40,16 +40,11 @@ class Sequence:
     def num_uncomputed_tokens(self) -> int:
         return len(self.token_ids) - self.num_computed_tokens
 
-    @property
-    def max_num_tokens(self) -> int:
-        """Prompt and output together, if nothing ends the sequence earlier."""
-        return self.num_prompt_tokens + self.request.sampling.max_tokens
-
-    def append(self, token_id: int, max_model_len: int) -> None:
-        """Take a sampled token and see whether it is the last one."""
+    def append(self, token_id: int, max_num_tokens: int) -> None:
+        """Take a sampled token and see whether it is the last one that fits or is wanted."""
         self.token_ids.append(token_id)
         sampling = self.request.sampling
         if token_id in sampling.stop_token_ids:
             self.finish_reason = FinishReason.STOP
-        elif self.num_generated_tokens >= sampling.max_tokens or self.num_tokens >= max_model_len:
+        elif self.num_generated_tokens >= sampling.max_tokens or self.num_tokens >= max_num_tokens:
             self.finish_reason = FinishReason.LENGTH

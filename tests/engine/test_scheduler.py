@@ -211,7 +211,7 @@ def test_a_request_that_can_never_fit_is_answered_at_once() -> None:
     simulation.loader.pages = {"huge": 5}
     outputs = simulation.run(
         [
-            make_request("long", [1] * 30, max_tokens=30),
+            make_request("long", [1] * 40, max_tokens=30),
             make_request("huge adapter", [1], adapter=make_ref("huge")),
             make_request("fits", [1] * 10),
         ]
@@ -220,6 +220,60 @@ def test_a_request_that_can_never_fit_is_answered_at_once() -> None:
         (only,) = outputs[name]
         assert only.error is not None and only.error.code == "request_too_large"
     assert len(tokens_of({"fits": outputs["fits"]})["fits"]) == 8
+
+
+def test_a_request_that_wants_more_than_the_pool_has_ends_by_length() -> None:
+    simulation = Simulation(num_pages=5)
+    simulation.loader.pages = {"a": 2}
+    base = make_request("base", [1] * 10, max_tokens=200)
+    adapter = make_request("adapter", [1] * 10, adapter=make_ref("a"), max_tokens=200)
+    outputs = simulation.run([base, adapter])
+    assert [len(tokens_of(outputs)[name]) for name in ("base", "adapter")] == [30, 14]
+    assert outputs["adapter"][-1].finish_reason is FinishReason.LENGTH
+
+
+def test_a_long_prompt_never_makes_a_running_stream_wait() -> None:
+    simulation = Simulation(num_pages=40, delay=3, max_num_batched_tokens=16)
+    late = make_request("late", [1] * 150, adapter=make_ref("a"), max_tokens=1)
+    streams = [make_request(name, [1] * 4, max_tokens=30) for name in ("b", "c")]
+    simulation.run([late, *streams])
+    steps = [set(step) for step in simulation.runner.steps]
+    assert all({"b", "c"} <= step for step in steps[:30])
+    assert any("late" in step for step in steps[:10]), "the prompt is computed meanwhile"
+
+
+def test_no_more_adapters_are_read_at_a_time_than_the_limit_and_tenants_take_turns() -> None:
+    simulation = Simulation(num_pages=40, delay=4, max_loads=3)
+    greedy = [
+        make_request(
+            f"g{i}", [1], adapter=AdapterRef(tenant_id="g", digest=str(i), locator=f"g{i}")
+        )
+        for i in range(9)
+    ]
+    other = make_request("other", [1], adapter=make_ref("b"))
+    for request in [*greedy, other]:
+        simulation.core.add(request)
+    assert simulation.loader.started == ["g0", "g1", "g2"]
+    while len(simulation.loader.started) < 4:
+        simulation.step()
+    assert simulation.loader.started[3] == "b"
+    simulation.run([])
+    assert len(simulation.loader.started) == 10
+
+
+def test_a_waiting_requests_adapter_does_not_take_pages_before_its_tokens_fit_too() -> None:
+    simulation = Simulation(num_pages=16)
+    simulation.loader.pages = {"w": 8}
+    simulation.core.add(make_request("running", [1] * 40, max_tokens=16))
+    simulation.step()
+    simulation.core.add(make_request("waiting", [1] * 60, adapter=make_ref("w"), max_tokens=2))
+    for number in range(30):
+        simulation.core.add(make_request(f"small {number}", [1], max_tokens=2))
+    outputs = simulation.run([])
+    assert simulation.loader.started == ["w"], "it was read once, not evicted and read again"
+    order = [name for step in simulation.runner.steps for name in step]
+    assert order.index("waiting") < order.index("small 0")
+    assert len(tokens_of({"waiting": outputs["waiting"]})["waiting"]) == 2
 
 
 @pytest.mark.parametrize(
@@ -248,8 +302,9 @@ def test_an_abort_frees_everything_before_the_next_step(num_steps: int) -> None:
     simulation.core.add(request)
     for _ in range(num_steps):
         simulation.step()
-    simulation.core.abort("gone")
-    simulation.core.abort("never heard of")
+    assert not simulation.core.abort("gone", epoch=0)
+    assert simulation.core.abort("gone", epoch=1)
+    assert not simulation.core.abort("never heard of", epoch=1)
     simulation.core.check_integrity()
     assert not simulation.core.has_work
     pool, residency = simulation.core.pool, simulation.core.residency
