@@ -17,7 +17,7 @@ from torch.nn import functional
 from kernels.cpu.attention import AttentionPlan, TileSizes, build_plan, paged_attention
 from kernels.cpu.linear import PackedLinear, pack_linear
 from kernels.cpu.linear import linear as tile_linear
-from kernels.cpu.pointwise import rms_norm, rope_and_store_kv, silu_and_mul
+from kernels.cpu.pointwise import rms_norm, rope_and_store_kv
 from kernels.cpu.sampling import sample
 from kernels.interface import LoraSegment, SequenceSpan
 
@@ -45,6 +45,13 @@ def plan_attention(spans: Sequence[SequenceSpan], block_size: int) -> AttentionP
 def linear(x: Tensor, weight: PackedLinear, bias: Tensor | None) -> Tensor:
     tiles = [tile_linear(tile, weight, bias) for tile in _row_tiles(x)]
     return torch.cat(tiles)[: x.shape[0]]
+
+
+def silu_and_mul(gate_up: Tensor) -> Tensor:
+    """By `exp`, whose every element gets the same vector code; `silu`'s last few in a thread's
+    share do not, and where the shares begin depends on the number of rows."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return gate / gate.neg().exp_().add_(1.0) * up
 
 
 def add_lora(y: Tensor, x: Tensor, segments: Sequence[LoraSegment]) -> None:

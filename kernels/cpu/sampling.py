@@ -20,7 +20,9 @@ def sample(
     drawn = torch.nonzero(temperature > 0).flatten()
     if drawn.numel() == 0:
         return token_ids
-    scores = logits[drawn].double() / temperature[drawn, None]
+    scores = logits[drawn].double()
+    # Relative to the highest, so that no temperature is small enough to overflow.
+    scores = (scores - scores.amax(dim=-1, keepdim=True)) / temperature[drawn, None]
     keep_top_k(scores, top_k[drawn])
     weights = torch.softmax(scores, dim=-1)
     keep_top_p(weights, top_p[drawn])

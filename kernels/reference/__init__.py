@@ -118,12 +118,12 @@ def _sample_row(
 ) -> int:
     if temperature == 0:
         return int(torch.argmax(logits))
-    scores = [score / temperature for score in logits.double().tolist()]
+    highest = float(logits.max())
+    scores = [(score - highest) / temperature for score in logits.double().tolist()]
     if top_k:
         last = sorted(scores, reverse=True)[min(top_k, len(scores)) - 1]
         scores = [score if score >= last else -math.inf for score in scores]
-    highest = max(scores)
-    weights = [math.exp(score - highest) for score in scores]
+    weights = [math.exp(score) for score in scores]
     weights = _nucleus(weights, top_p)
     target, passed = uniform * sum(weights), 0.0
     for token, weight in enumerate(weights):

@@ -15,7 +15,7 @@ INVARIANT = choose_backend("cpu", batch_invariant=True)
 FAST = choose_backend("cpu")
 
 
-@pytest.fixture(params=[1, 2], autouse=True)
+@pytest.fixture(params=[1, 2, 5], autouse=True)
 def threads(request: pytest.FixtureRequest) -> object:
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
@@ -60,13 +60,14 @@ def test_norm_and_activation_rows_are_bitwise_independent() -> None:
     rows = torch.randn(37, 576, generator=generator) * 5
     gain = torch.randn(576, generator=generator)
     assert_rows_do_not_depend_on_the_batch(lambda x: INVARIANT.rms_norm(x, gain, 1e-5), rows)
-    assert_rows_do_not_depend_on_the_batch(INVARIANT.silu_and_mul, rows)
+    wide = torch.randn(133, 3072, generator=generator) * 4
+    assert_rows_do_not_depend_on_the_batch(INVARIANT.silu_and_mul, wide)
 
 
 def attention_rows(chunks: list[int], *, neighbours: bool) -> Tensor:
     """Outputs of one sequence of 300 tokens, computed in `chunks`, alone or beside others."""
     generator = torch.Generator().manual_seed(4)
-    num_tokens, block_size = 300, 16
+    num_tokens, block_size = 180, 16
     query = torch.randn(num_tokens, 9, 64, generator=generator)
     content = torch.randn(2, 3, num_tokens, 64, generator=generator)
     other = torch.randn(50, 9, 64, generator=generator)
@@ -92,8 +93,8 @@ def attention_rows(chunks: list[int], *, neighbours: bool) -> Tensor:
 
 
 def test_attention_is_bitwise_equal_for_prefill_decode_and_any_neighbours() -> None:
-    whole = attention_rows([300], neighbours=False)
-    for chunks in ([1] * 300, [7, 121, 128, 44], [299, 1]):
+    whole = attention_rows([180], neighbours=False)
+    for chunks in ([1] * 180, [7, 121, 52], [179, 1]):
         assert torch.equal(attention_rows(chunks, neighbours=False), whole)
         assert torch.equal(attention_rows(chunks, neighbours=True), whole)
 
