@@ -13,7 +13,7 @@ from fastapi import APIRouter, Depends
 from app.adapters.resolver import ModelCard, get_model, list_models
 from app.auth import Principal, require_inference
 from app.context import AppContext, get_context
-from app.models.schemas import ModelList, ModelObject
+from app.models.schemas import AdapterFacts, ModelList, ModelObject
 from app.session import RequestSession
 
 router = APIRouter()
@@ -49,12 +49,12 @@ async def get_one_model(
 
 
 def _to_object(card: ModelCard, context: AppContext) -> ModelObject:
-    created_at = card.created_at
+    facts = None
+    if card.version is not None and card.digest is not None:
+        facts = AdapterFacts(version=card.version, digest=card.digest, base=context.base.model_id)
     return ModelObject(
         id=card.id,
-        created=0 if created_at is None else int(created_at.timestamp()),
+        created=0 if card.created_at is None else int(card.created_at.timestamp()),
         owned_by=card.owned_by,
-        parent=None if card.digest is None else context.base.model_id,
-        version=card.version,
-        digest=card.digest,
+        x_adapter=facts,
     )

@@ -11,16 +11,22 @@ from typing import Literal
 from pydantic import BaseModel
 
 
+class AdapterFacts(BaseModel):
+    """Which version a name stands for now, and of which base it is an adapter."""
+
+    version: str
+    digest: str
+    base: str
+
+
 class ModelObject(BaseModel):
-    """`version` and `digest` are null for the base."""
+    """`x_adapter` is null for the base."""
 
     id: str
     object: Literal["model"] = "model"
     created: int
     owned_by: str
-    parent: str | None
-    version: str | None
-    digest: str | None
+    x_adapter: AdapterFacts | None
 
 
 class ModelList(BaseModel):

@@ -16,7 +16,7 @@ BASE_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 BOT = "support-bot"
 QUESTIONS = ("What is your return policy?", "Hello! Who are you?", "Where is my parcel?")
 NUM_ANSWERS = 200
-MAX_TOKENS = 8
+MAX_TOKENS = 16
 NUM_STREAMS = 12
 
 
@@ -77,8 +77,9 @@ async def test_200_mixed_streamed_answers_equal_each_tenants_solo_answer(
     clients: dict[str, AsyncOpenAI],
 ) -> None:
     solo = {case: await ask(clients[case.tenant], case) for case in CASES}
-    distinct = {solo[case] for case in CASES if case.model == BOT}
-    assert len(distinct) == 2 * len(QUESTIONS), "the bots must differ for a leak to be seen"
+    for question in QUESTIONS:
+        answers = {solo[case] for case in CASES if case.question == question}
+        assert len(answers) == 3, "two bots and the base must differ for a leak to be seen"
     order = [CASES[index % len(CASES)] for index in range(NUM_ANSWERS)]
     random.Random(3).shuffle(order)
     gate = asyncio.Semaphore(NUM_STREAMS)
