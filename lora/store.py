@@ -7,15 +7,16 @@ a locator meets a strict pattern before it meets a path.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
-import shutil
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-from lora.digest import adapter_digest, copy_and_hash
+from lora.digest import adapter_digest, copy_and_hash, hash_file
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
@@ -26,6 +27,7 @@ _TENANT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 _LOCATOR = re.compile(rf"({_TENANT_ID.pattern})/([0-9a-f]{{64}})")
 _STAGING = ".staging"
+_TAKEN = frozenset({errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR})  # what a rename meets
 
 
 class AdapterStoreError(Exception):
@@ -46,7 +48,8 @@ class AdapterStore(Protocol):
     def put(self, tenant_id: str, digest: str, files: Mapping[str, Path]) -> str:
         """Keep `files` (name in the adapter -> where it lies now); return the locator.
 
-        Atomic and idempotent. Raises AdapterCorruptError where the bytes are not `digest`'s.
+        Atomic and idempotent; what is there already is read, and replaced where it is damaged.
+        Raises AdapterCorruptError where the bytes are not `digest`'s.
         """
         ...
 
@@ -70,7 +73,7 @@ class LocalAdapterStore:
         if not {CONFIG_FILE, WEIGHTS_FILE} <= files.keys() <= ADAPTER_FILES:
             raise ValueError(f"an adapter does not consist of {sorted(files)}")
         target = self._folder(locator)
-        if _is_complete(target):
+        if _holds(target, digest):
             return locator
         with self._staging() as staging:
             folder = Path(staging) / "adapter"
@@ -81,7 +84,7 @@ class LocalAdapterStore:
             for copy in copies:
                 _fsync(folder / copy.name)
             _fsync(folder)
-            _publish(folder, target)
+            _publish(folder, target, digest)
         return locator
 
     def fetch(self, locator: str) -> Path:
@@ -93,11 +96,7 @@ class LocalAdapterStore:
     def delete(self, locator: str) -> None:
         folder = self._folder(locator)
         with self._staging() as staging:
-            try:
-                # One rename, so that nobody ever fetches half an adapter.
-                folder.rename(Path(staging) / "deleted")
-            except FileNotFoundError:
-                return
+            _move_aside(folder, Path(staging) / "deleted")
 
     def _folder(self, locator: str) -> Path:
         match = _LOCATOR.fullmatch(locator)
@@ -138,15 +137,36 @@ def _is_complete(folder: Path) -> bool:
     return (folder / CONFIG_FILE).is_file() and (folder / WEIGHTS_FILE).is_file()
 
 
-def _publish(folder: Path, target: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
+def _holds(folder: Path, digest: str) -> bool:
+    """Whether the bytes in `folder` are those that `digest` names. Reads all of them."""
     try:
-        folder.rename(target)
+        files = [hash_file(path) for path in folder.iterdir() if path.name in ADAPTER_FILES]
     except OSError:
-        # Somebody else published the same digest first: those are the same bytes.
-        if not _is_complete(target):
-            raise
-        shutil.rmtree(folder)
+        return False
+    return adapter_digest(files) == digest
+
+
+def _move_aside(folder: Path, target: Path) -> None:
+    """One rename, so that nobody ever fetches half an adapter; nothing where there is none."""
+    with suppress(FileNotFoundError):
+        folder.rename(target)
+
+
+def _publish(folder: Path, target: Path, digest: str) -> None:
+    """Make `folder` the adapter at `target`, unless a sound one is there."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    while True:
+        try:
+            folder.rename(target)
+            break
+        except OSError as error:
+            if error.errno not in _TAKEN:
+                raise
+            # Sound where somebody else published the digest first: those are the same bytes.
+            if _holds(target, digest):
+                break
+            # A damaged one steps aside whole: it may be missing for a moment, but never half.
+            _move_aside(target, Path(tempfile.mkdtemp(dir=folder.parent)) / "damaged")
     _fsync(target.parent)
 
 

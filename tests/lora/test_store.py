@@ -105,6 +105,61 @@ def test_a_folder_without_its_weights_is_missing(
         store.fetch(locator)
 
 
+@pytest.mark.parametrize("damage", ["changed", "cut", "incomplete", "empty"])
+def test_putting_again_repairs_what_is_damaged(
+    store: LocalAdapterStore, root: Path, adapter: Adapter, damage: str
+) -> None:
+    files, digest = adapter
+    folder = store.fetch(store.put("ten_acme", digest, files))
+    weights = folder / WEIGHTS_FILE
+    content = weights.read_bytes()
+    if damage in ("changed", "cut"):
+        weights.write_bytes(content[:-1] + (b"\x01" if damage == "changed" else b""))
+    else:
+        weights.unlink()
+    if damage == "empty":
+        (folder / CONFIG_FILE).unlink()
+
+    locator = store.put("ten_acme", digest, files)
+
+    assert (store.fetch(locator) / WEIGHTS_FILE).read_bytes() == content
+    assert list((root / ".staging").iterdir()) == []
+
+
+def test_putting_again_leaves_sound_bytes_where_they_are(
+    store: LocalAdapterStore, adapter: Adapter
+) -> None:
+    files, digest = adapter
+    folder = store.fetch(store.put("ten_acme", digest, files))
+    before = folder.stat().st_ino
+    assert store.fetch(store.put("ten_acme", digest, files)).stat().st_ino == before
+
+
+def test_bytes_that_are_not_the_digests_replace_nothing(
+    store: LocalAdapterStore, adapter: Adapter
+) -> None:
+    files, digest = adapter
+    weights = store.fetch(store.put("ten_acme", digest, files)) / WEIGHTS_FILE
+    weights.write_bytes(b"damaged")
+    files[WEIGHTS_FILE].write_bytes(b"other")
+    with pytest.raises(AdapterCorruptError):
+        store.put("ten_acme", digest, files)
+    assert weights.read_bytes() == b"damaged"
+
+
+def test_repairing_at_once_from_many_threads_leaves_one_complete_adapter(
+    store: LocalAdapterStore, root: Path, adapter: Adapter
+) -> None:
+    files, digest = adapter
+    weights = store.fetch(store.put("ten_acme", digest, files)) / WEIGHTS_FILE
+    weights.write_bytes(b"damaged")
+    with ThreadPoolExecutor(8) as pool:
+        locators = list(pool.map(lambda _: store.put("ten_acme", digest, files), range(16)))
+    folder = store.fetch(locators[0])
+    assert (folder / WEIGHTS_FILE).read_bytes() == files[WEIGHTS_FILE].read_bytes()
+    assert list((root / ".staging").iterdir()) == []
+
+
 @pytest.mark.parametrize(
     "locator",
     [
