@@ -90,7 +90,10 @@ class Adapter(Table):
 
 
 class AdapterVersion(Table):
-    """Immutable but for its state: verifying -> active | rejected, and any -> deleted."""
+    """Immutable but for its state: verifying -> active | rejected, and any -> deleted.
+
+    Its bytes sent again take a version from rejected to verifying.
+    """
 
     __tablename__ = "adapter_versions"
     __table_args__ = (

@@ -2,7 +2,8 @@
 
 Knows nothing of who uploads. Invariants: nothing is stored before it passed; the version's row and
 its job are one transaction, in which the bytes are in the store; equal bytes for the same adapter
-are the same version. No database connection is held while the client sends.
+are the same version, which another upload repairs. No database connection is held while the client
+sends.
 """
 
 from __future__ import annotations
@@ -44,6 +45,9 @@ async def upload_version(
 ) -> AdapterVersion:
     """A new version in state `verifying`, or the existing one with these bytes.
 
+    Another upload puts the bytes back where the store lost or damaged them, and a rejected
+    version is `verifying` again.
+
     Raises NotFoundError, or the refusal of the upload as an ApiError with a report.
     """
     async with context.database.session() as session:
@@ -75,15 +79,19 @@ async def _accept(
     locked = await AdapterRepository(session, tenant_id).lock(adapter.id)
     if locked is None:  # deleted while the client was sending
         raise NotFoundError("No such adapter.", param="adapter")
-    versions = VersionRepository(session, tenant_id)
-    existing = await versions.get_live_by_digest(adapter.id, digest)
-    if existing is not None:
-        return existing
     # A worker may be about to remove the same bytes on behalf of a deleted version.
     await lock_bytes(session, locator_of(tenant_id, digest))
     locator = await asyncio.to_thread(
         store.put, tenant_id, digest, {file.name: folder / file.name for file in files}
     )
+    versions = VersionRepository(session, tenant_id)
+    report = build_report(digest, "verifying", manifest.warnings)
+    existing = await versions.get_live_by_digest(adapter.id, digest)
+    if existing is not None:
+        if existing.state == "rejected":
+            existing.state, existing.report = "verifying", report
+            await add_job(session, tenant_id, "verify", existing.id)
+        return existing
     version = AdapterVersion(
         id=new_id("ver"),
         tenant_id=tenant_id,
@@ -95,7 +103,7 @@ async def _accept(
         num_bytes=sum(file.num_bytes for file in files),
         files=[asdict(file) for file in files],
         manifest=summarise(manifest),
-        report=build_report(digest, "verifying", manifest.warnings),
+        report=report,
     )
     locked.next_number += 1
     await versions.add(version)

@@ -48,6 +48,14 @@ def stored_weights(settings: Settings) -> Path:
     return weights
 
 
+def damage_bytes(settings: Settings, damage: str) -> None:
+    weights = stored_weights(settings)
+    if damage == "missing":
+        shutil.rmtree(weights.parent)
+    else:
+        weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
+
+
 async def test_two_workers_never_take_the_same_job(
     operator: Operator, context: AppContext, tiny_base: BaseSpec
 ) -> None:
@@ -132,16 +140,45 @@ async def test_bytes_that_changed_in_the_store_are_rejected(
     operator: Operator, tiny_base: BaseSpec, settings: Settings, damage: str
 ) -> None:
     await operator.upload("acme", "bot", adapter_files(tiny_base))
-    weights = stored_weights(settings)
-    if damage == "missing":
-        shutil.rmtree(weights.parent)
-    else:
-        weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
+    damage_bytes(settings, damage)
     await operator.run_jobs()
 
     version = await operator.done("GET", f"{BOT}/versions/v1")
     assert version["state"] == "rejected"
     assert [check["rule"] for check in version["report"]["checks"]] == ["adapter_corrupt"]
+
+
+@pytest.mark.parametrize("damage", ["missing", "changed"])
+async def test_same_bytes_again_repair_a_version_that_was_rejected(
+    operator: Operator, tiny_base: BaseSpec, settings: Settings, damage: str
+) -> None:
+    await operator.upload("acme", "bot", adapter_files(tiny_base))
+    damage_bytes(settings, damage)
+    await operator.run_jobs()
+    assert (await operator.done("GET", f"{BOT}/versions/v1"))["state"] == "rejected"
+
+    again = (await operator.upload("acme", "bot", adapter_files(tiny_base))).json()
+    assert (again["version"], again["state"]) == ("v1", "verifying")
+    assert again["report"] == {"status": "verifying", "digest": again["digest"], "checks": []}
+    await operator.run_jobs()
+
+    assert (await operator.done("GET", f"{BOT}/versions/v1"))["state"] == "active"
+    assert (await operator.done("GET", BOT))["aliases"] == {"prod": "v1"}
+    assert len(stored_files(settings)) == 2
+
+
+@pytest.mark.parametrize("damage", ["missing", "changed"])
+async def test_same_bytes_again_put_back_what_the_store_lost_of_an_active_version(
+    operator: Operator, tiny_base: BaseSpec, settings: Settings, damage: str
+) -> None:
+    files = adapter_files(tiny_base)
+    await operator.push("acme", "bot", files)
+    damage_bytes(settings, damage)
+
+    again = (await operator.upload("acme", "bot", files)).json()
+
+    assert (again["version"], again["state"]) == ("v1", "active")
+    assert stored_weights(settings).read_bytes() == files["adapter_model.safetensors"]
 
 
 async def test_job_that_fails_waits_and_lets_others_pass(
