@@ -35,6 +35,7 @@ class MultipartReceiver:
     ) -> None:
         self._folder = folder
         self._max_bytes = max_bytes
+        self._opened: set[str] = set()
         self._digests: dict[str, FileDigest] = {}
         self._refusal: ApiError | None = None
         self._part: _Part | None = None
@@ -104,12 +105,13 @@ class MultipartReceiver:
         name = next((name for name in (field, filename) if name in self._max_bytes), None)
         if name is None:
             self._part = _Part(filename or field, None, HEAD_BYTES)
-        elif name in self._digests:
+        elif name in self._opened:
             self._refuse(
                 BadRequestError(f"'{name}' was sent twice.", code="invalid_value", param=name)
             )
             self._part = _Part(name, None, self._max_bytes[name])
         else:
+            self._opened.add(name)
             # "x": the folder is this upload's own, so the file cannot be there.
             self._part = _Part(name, (self._folder / name).open("xb"), self._max_bytes[name])
 

@@ -272,6 +272,19 @@ async def test_a_file_sent_twice_is_refused(operator: Operator, tiny_base: BaseS
     assert (response.status_code, response.json()["error"]["param"]) == (400, CONFIG)
 
 
+async def test_a_file_sent_again_after_one_that_was_too_large_gets_413(
+    operator: Operator, tiny_base: BaseSpec, settings: Settings
+) -> None:
+    files = adapter_files(tiny_base)
+    parts = [(CONFIG, (CONFIG, content)) for content in (b" " * (2 << 20), files[CONFIG])]
+    response = await operator.call(
+        "POST", UPLOAD, files=[*parts, (WEIGHTS, (WEIGHTS, files[WEIGHTS]))]
+    )
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], error["param"]) == (413, "file_too_large", CONFIG)
+    assert stored_folders(settings) == [] and staged(settings) == []
+
+
 async def test_any_field_name_will_do_where_the_file_name_is_right(
     operator: Operator, tiny_base: BaseSpec
 ) -> None:
