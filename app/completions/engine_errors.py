@@ -6,13 +6,20 @@ Knows nothing of HTTP frameworks. Invariant: only codes listed here are shown; a
 
 from __future__ import annotations
 
-from app.errors import ApiError, UnavailableError
+from app.errors import ApiError, BadRequestError, UnavailableError
 from engine.messages import EngineError
 
+# What no engine will ever serve, and the code a client knows it by: 400, which no SDK retries.
+_REFUSALS = {
+    "adapter_too_large": "adapter_too_large",
+    "invalid_prompt": "invalid_prompt",
+    "request_too_large": "context_length_exceeded",
+}
 # Failures that a retry may find gone: 503, which every SDK retries.
 _UNAVAILABLE = frozenset(
     {
         "adapter_corrupt",
+        "adapter_load_failed",
         "adapter_missing",
         "engine_lost",
         "engine_overloaded",
@@ -29,6 +36,8 @@ def to_api_error(error: EngineError | None) -> ApiError:
     """The answer for a sequence that ended with `error` (None: it was aborted from elsewhere)."""
     if error is None:
         return UnavailableError("The request was interrupted.", code="engine_lost")
+    if error.code in _REFUSALS:
+        return BadRequestError(error.message, code=_REFUSALS[error.code])
     if error.code in _TIMEOUTS:
         return ApiError(408, error.code, "timeout", error.message)
     if error.code in _UNAVAILABLE:

@@ -134,10 +134,14 @@ BAD_FIELDS: list[tuple[dict[str, Any], str, str | None]] = [
 ]
 ENGINE_FAILURES = {
     "adapter_corrupt": (503, "adapter_corrupt"),
+    "adapter_load_failed": (503, "adapter_load_failed"),
     "adapter_missing": (503, "adapter_missing"),
+    "adapter_too_large": (400, "adapter_too_large"),
     "engine_lost": (503, "engine_lost"),
     "engine_overloaded": (503, "engine_overloaded"),
+    "invalid_prompt": (400, "invalid_prompt"),
     "queue_timeout": (408, "queue_timeout"),
+    "request_too_large": (400, "context_length_exceeded"),
     "out_of_sorts": (500, "internal_error"),
 }
 BAD_BODIES = [
