@@ -41,7 +41,8 @@ class Settings(WorkerSettings):
     admin_port: int = 8001
     data_dir: Path = Path(".tenfold")
     tenant_concurrency: int = Field(default=64, ge=1)
-    tenant_queue_depth: int = Field(default=256, ge=1)
+    # Below the concurrency, or it could never be reached: what waits is in flight as well.
+    tenant_queue_depth: int = Field(default=32, ge=1)
     max_body_bytes: int = Field(default=4 * MEBIBYTE, ge=1024)
     max_upload_bytes: int = Field(default=256 * MEBIBYTE, ge=1024)
     database_pool_size: int = Field(default=20, ge=1)

@@ -5,9 +5,11 @@ from typing import Any
 
 import httpx
 import pytest
+import redis
 
 from app.context import AppContext
 from engine.messages import EngineError, EngineRequest
+from engine.transport import keys
 from tests.app.completions.conftest import IM_END, Say
 from tests.builders.operator import Operator, Tenant
 from tests.builders.stub_engine import StubEngine
@@ -210,6 +212,32 @@ async def test_a_tenant_over_its_concurrency_is_told_when_to_come_back(
         assert response.headers["retry-after"] == "1"
     await context.admission.release(tenant.id, "other")
     assert (await post(api, tenant, body())).status_code == 200
+    assert context.admission.num_held == 0
+
+
+async def test_a_tenant_whose_queue_is_full_by_default_is_told_when_to_come_back(
+    api: httpx.AsyncClient, acme: Tenant, redis_url: str, say: Say, context: AppContext
+) -> None:
+    depth = context.settings.tenant_queue_depth
+    assert depth < context.settings.tenant_concurrency
+    waiting = [asyncio.create_task(post(api, acme, body())) for _ in range(depth)]
+    with redis.Redis.from_url(redis_url) as server:
+        await until(lambda: server.zcard(keys.queue(acme.id)) == depth, timeout_s=30)
+    for stream in (False, True):
+        response = await post(api, acme, body(stream=stream))
+        error = response.json()["error"]
+        assert (response.status_code, error["code"], error["type"]) == (
+            429,
+            "queue_full",
+            "requests",
+        )
+        assert 1 <= int(response.headers["retry-after"]) <= 60
+
+    reply = say("late")
+    with StubEngine(redis_url, reply=lambda request: reply):
+        statuses = [(await response).status_code for response in waiting]
+        assert statuses == [200] * depth
+        assert (await post(api, acme, body())).status_code == 200
     assert context.admission.num_held == 0
 
 
