@@ -70,9 +70,8 @@ class BadRequestError(ApiError):
         *,
         code: str = "invalid_value",
         param: str | None = None,
-        details: Mapping[str, Any] | None = None,
     ) -> None:
-        super().__init__(400, code, "invalid_request_error", message, param=param, details=details)
+        super().__init__(400, code, "invalid_request_error", message, param=param)
 
 
 class UnauthorizedError(ApiError):
@@ -110,7 +109,7 @@ class ConflictError(ApiError):
         self,
         message: str,
         *,
-        code: str = "conflict",
+        code: str,
         param: str | None = None,
         details: Mapping[str, Any] | None = None,
     ) -> None:
@@ -156,7 +155,6 @@ class UnavailableError(ApiError):
         message: str = "The service is temporarily unavailable. Please try again.",
         *,
         code: str = "dependency_unavailable",
-        retry_after_s: float = 1,
         internal: str | None = None,
     ) -> None:
         super().__init__(
@@ -164,7 +162,7 @@ class UnavailableError(ApiError):
             code,
             "server_error",
             message,
-            headers=retry_after(retry_after_s),
+            headers=retry_after(1),
             internal=internal,
         )
 

@@ -29,7 +29,6 @@ class ResolvedModel:
 
     requested: str
     adapter: AdapterRef | None = None
-    adapter_name: str | None = None
     version: str | None = None
     digest: str | None = None
 
@@ -57,7 +56,6 @@ async def resolve(
         adapter=AdapterRef(
             tenant_id=principal.tenant_id, digest=found.digest, locator=found.locator
         ),
-        adapter_name=found.adapter_name,
         version=found.version,
         digest=found.digest,
     )

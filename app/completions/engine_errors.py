@@ -22,7 +22,6 @@ _UNAVAILABLE = frozenset(
         "adapter_load_failed",
         "adapter_missing",
         "engine_lost",
-        "engine_overloaded",
         "output_lost",
         "queue_lost",
         "queue_unavailable",

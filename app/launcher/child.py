@@ -62,11 +62,6 @@ class ChildProcess:
         assert self._process is not None
         return self._process.pid
 
-    @property
-    def is_running(self) -> bool:
-        """Whether the child was started and has not ended."""
-        return self._process is not None and self._process.poll() is None
-
     def start(self) -> None:
         """Start the child, after ending what a killed launcher may have left under its name."""
         spec = self.spec

@@ -57,7 +57,7 @@ async def test_every_form_of_a_name_pins_the_version_it_means(
     }.items():
         found = await resolved(context, acme, model)
         assert found.adapter is not None
-        assert (found.requested, found.adapter_name) == (model, "bot")
+        assert found.requested == model
         assert (found.version, found.digest) == (version["version"], version["digest"])
         assert found.adapter.tenant_id == acme.id
         assert found.adapter.digest == version["digest"]

@@ -140,7 +140,6 @@ ENGINE_FAILURES = {
     "adapter_missing": (503, "adapter_missing"),
     "adapter_too_large": (400, "adapter_too_large"),
     "engine_lost": (503, "engine_lost"),
-    "engine_overloaded": (503, "engine_overloaded"),
     "invalid_prompt": (400, "invalid_prompt"),
     "queue_timeout": (408, "queue_timeout"),
     "request_too_large": (400, "context_length_exceeded"),
