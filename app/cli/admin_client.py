@@ -7,8 +7,10 @@ command line can do an operator's own program can do as well.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -20,6 +22,7 @@ from rich.table import Table
 DEFAULT_URL = "http://127.0.0.1:8001"
 TIMEOUT_S = 30.0
 PAGE_SIZE = 100
+UNLIMITED_COLUMNS = 100_000
 
 Json = Annotated[bool, typer.Option("--json", help="Print the API's JSON instead of a table.")]
 
@@ -74,7 +77,11 @@ def open_client(target: Target) -> AdminClient:
     if key is None:
         fail("no admin key: set TENFOLD_ADMIN_KEY or pass --key")
     headers = {"authorization": f"Bearer {key}"}
-    return AdminClient(httpx.Client(base_url=url, headers=headers, timeout=TIMEOUT_S))
+    # A proxy of the environment is for the world outside, and would not find this machine.
+    trust_env = not _is_this_machine(url)
+    return AdminClient(
+        httpx.Client(base_url=url, headers=headers, timeout=TIMEOUT_S, trust_env=trust_env)
+    )
 
 
 def client_of(context: typer.Context) -> AdminClient:
@@ -102,11 +109,12 @@ def describe_checks(checks: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def show(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
-    """A table of some columns on standard output."""
+    """A table of some columns on standard output; whole, unless a terminal has an edge."""
     table = Table(*columns, box=None, header_style="bold", pad_edge=False)
     for row in rows:
         table.add_row(*(_cell(row.get(column)) for column in columns))
-    Console(soft_wrap=True, highlight=False, markup=False).print(table)
+    width = None if sys.stdout.isatty() else UNLIMITED_COLUMNS
+    Console(width=width, soft_wrap=True, highlight=False, markup=False).print(table)
 
 
 def show_json(value: Any) -> None:
@@ -124,6 +132,14 @@ def _cell(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{key}={item}" for key, item in value.items()) or "-"
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _is_this_machine(url: str) -> bool:
+    host = httpx.URL(url).host
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:  # a name
+        return host == "localhost"
 
 
 def _remembered(path: Path, field: str) -> str | None:

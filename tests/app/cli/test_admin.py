@@ -6,11 +6,13 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import httpx
 import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
 from app.cli.admin import admin
+from app.launcher.ports import free_port
 from lora.base_spec import BaseSpec
 from tests.builders.adapter_files import adapter_config, adapter_files, write_adapter
 from tests.builders.operator import ADMIN_KEY
@@ -84,6 +86,36 @@ def test_failures_are_one_message_and_a_status(
     ):
         assert result.exit_code == 1
         assert text in result.stderr and "Traceback" not in result.output
+
+
+def test_table_that_no_terminal_shows_has_every_id_in_full(run: Command) -> None:
+    external_id = "customer-" * 20
+    assert run("tenant", "create", "acme", "--external-id", external_id).exit_code == 0
+    (tenant,) = json.loads(run("tenant", "list", "--json").stdout)
+
+    header, row = run("tenant", "list").stdout.splitlines()
+
+    assert header.split() == ["id", "slug", "external_id", "limits"]
+    assert row.split()[:3] == [tenant["id"], "acme", external_id]
+
+
+def test_proxy_of_the_environment_stands_before_other_machines_alone(
+    monkeypatch: pytest.MonkeyPatch, api_process: ApiProcess
+) -> None:
+    proxy = f"http://127.0.0.1:{free_port()}"
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, proxy)
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+
+    def list_tenants(url: str) -> Result:
+        return CliRunner().invoke(admin, ["--url", url, "--key", ADMIN_KEY, "tenant", "list"])
+
+    port = httpx.URL(api_process.admin_url).port
+    for host in ("127.0.0.1", "localhost"):
+        assert list_tenants(f"http://{host}:{port}").exit_code == 0
+    # The control: nobody listens where the proxy should be.
+    assert "refused" in list_tenants("http://tenfold.test").stderr
 
 
 def test_server_that_is_not_there_is_a_message(tmp_path: Path) -> None:
