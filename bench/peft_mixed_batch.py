@@ -70,7 +70,6 @@ def _generate_in_waves(model: Any, work: Workload, adapter_names: list[str] | No
             input_ids=ids,
             attention_mask=torch.ones_like(ids),
             max_new_tokens=work.output_tokens,
-            eos_token_id=-1,  # No such token: every answer is `output_tokens` long.
             do_sample=False,
             **named,
         )

@@ -67,6 +67,7 @@ class Workload:
 
 def load_base(base: Path) -> Any:
     model: Any = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    model.generation_config.eos_token_id = None  # So that every answer has its full length.
     return model.eval()
 
 
