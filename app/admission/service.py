@@ -42,6 +42,7 @@ class Admission:
         }
         self._held: set[tuple[str, str]] = set()
         self._refreshing: asyncio.Task[None] | None = None
+        self._is_closing = False
 
     @property
     def num_held(self) -> int:
@@ -95,6 +96,7 @@ class Admission:
 
     async def close(self) -> None:
         """Stop refreshing; what is still held expires."""
+        self._is_closing = True  # a cancellation can be swallowed inside redis-py
         if self._refreshing is not None:
             self._refreshing.cancel()
             await asyncio.gather(self._refreshing, return_exceptions=True)
@@ -106,7 +108,7 @@ class Admission:
             self._refreshing = asyncio.create_task(self._refresh_often(), name="admission-refresh")
 
     async def _refresh_often(self) -> None:
-        while True:
+        while not self._is_closing:
             await asyncio.sleep(self._lease_ms / 3000)
             try:
                 await self.refresh()

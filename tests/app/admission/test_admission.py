@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
 
 import pytest
 import redis
@@ -117,6 +118,26 @@ async def test_a_dead_process_gives_its_places_back(redis_url: str, admission: A
     with redis.Redis.from_url(redis_url) as server:
         await until(lambda: not server.exists(keys.admission("ten_a")), timeout_s=5)
     await acquire(admission, "r2", concurrency=1)
+
+
+class SwallowsCancellation(Admission):
+    """Refreshes for ever, and loses the first cancellation, as redis-py now and then does."""
+
+    has_begun = False
+
+    async def refresh(self) -> None:
+        lost = (asyncio.CancelledError,) if not self.has_begun else ()
+        self.has_begun = True
+        with suppress(*lost):
+            await asyncio.Event().wait()
+
+
+async def test_closing_ends_though_a_cancellation_is_lost(redis_url: str) -> None:
+    admission = SwallowsCancellation(redis_url, lease_s=0.03)
+    await acquire(admission, "r1")
+    await until(lambda: admission.has_begun)
+    async with asyncio.timeout(5):
+        await admission.close()
 
 
 async def test_a_living_process_keeps_its_places(redis_url: str, admission: Admission) -> None:
