@@ -28,7 +28,7 @@ __all__ = [
     "silu_and_mul",
 ]
 
-TILES = TileSizes(decode_rows=1, prefill_rows=64, kv_split=128)
+TILES = TileSizes(decode_rows=1, prefill_rows=64, kv_split=64)
 
 
 def plan_attention(spans: Sequence[SequenceSpan], block_size: int) -> AttentionPlan:

@@ -1,9 +1,9 @@
 """The CPU backend whose bits do not depend on the batch: `--batch-invariant`.
 
-Every product has one fixed shape: rows go through linear and LoRA in padded tiles of `ROW_TILE`,
-attention in tiles of `QUERY_TILE` tokens and KV splits at absolute positions, for prefill and
-decode alike. So a position's result is a function of the base, the adapter and the tokens before
-it: not of its neighbours, the chunk borders, or its place in the batch.
+Every product has one fixed shape: rows go through linear and LoRA in padded tiles, attention in
+tiles of `QUERY_TILE` tokens and KV splits at absolute positions, for prefill and decode alike. So
+a position's result is a function of the base, the adapter and the tokens before it: not of its
+neighbours, the chunk borders, or its place in the batch.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ __all__ = [
 ]
 
 ROW_TILE = 16
+# An adapter mostly has one row in a step: a larger tile would be padding.
+LORA_ROW_TILE = 4
 QUERY_TILE = 4
 TILES = TileSizes(decode_rows=QUERY_TILE, prefill_rows=QUERY_TILE, kv_split=128)
 
@@ -43,7 +45,7 @@ def plan_attention(spans: Sequence[SequenceSpan], block_size: int) -> AttentionP
 
 
 def linear(x: Tensor, weight: PackedLinear, bias: Tensor | None) -> Tensor:
-    tiles = [tile_linear(tile, weight, bias) for tile in _row_tiles(x)]
+    tiles = [tile_linear(tile, weight, bias) for tile in _row_tiles(x, ROW_TILE)]
     return torch.cat(tiles)[: x.shape[0]]
 
 
@@ -58,8 +60,8 @@ def add_lora(y: Tensor, x: Tensor, segments: Sequence[LoraSegment]) -> None:
     for segment in segments:
         a_transposed = segment.site.a.t()
         begin = segment.start
-        for tile in _row_tiles(x[segment.start : segment.end].float()):
-            end = min(begin + ROW_TILE, segment.end)
+        for tile in _row_tiles(x[segment.start : segment.end].float(), LORA_ROW_TILE):
+            end = min(begin + LORA_ROW_TILE, segment.end)
             hidden = torch.mm(tile, a_transposed)
             for part in segment.site.parts:
                 (rank_begin, rank_end), (out_begin, out_end) = part.rank, part.out
@@ -69,8 +71,8 @@ def add_lora(y: Tensor, x: Tensor, segments: Sequence[LoraSegment]) -> None:
             begin = end
 
 
-def _row_tiles(x: Tensor) -> Sequence[Tensor]:
-    """x [T, K] as tiles of exactly [ROW_TILE, K], the last one padded with zeros."""
-    missing = -x.shape[0] % ROW_TILE
+def _row_tiles(x: Tensor, rows: int) -> Sequence[Tensor]:
+    """x [T, K] as tiles of exactly [rows, K], the last one padded with zeros."""
+    missing = -x.shape[0] % rows
     padded = functional.pad(x, (0, 0, 0, missing)) if missing else x
-    return torch.split(padded, ROW_TILE)
+    return torch.split(padded, rows)
