@@ -47,7 +47,7 @@ class LoraPart:
 class LoraSite:
     """One adapter at one site (q|k|v fused, o, gate|up fused, down) of one layer.
 
-    `a`: [sum of the parts' ranks, in_features] float32.
+    `a`: [in_features, sum of the parts' ranks] float32, a view whose memory is rank by rank.
     """
 
     a: Tensor
@@ -108,7 +108,7 @@ class KernelBackend(Protocol):
         """
 
     def add_lora(self, y: Tensor, x: Tensor, segments: Sequence[LoraSegment]) -> None:
-        """y[s:e, out] += (x[s:e] @ a.T)[:, rank] @ b for each segment and part, in float32.
+        """y[s:e, out] += (x[s:e] @ a)[:, rank] @ b for each segment and part, in float32.
 
         x [T, K], y [T, N], changed in place. Rows outside every segment keep their bits.
         """

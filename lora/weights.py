@@ -77,7 +77,7 @@ def _build_site(
         rank_end = rank_begin + module.rank
         parts.append(LoraPart(b, (rank_begin, rank_end), outputs[module.module]))
         rank_begin = rank_end
-    return LoraSite(torch.cat(rows) if len(rows) > 1 else rows[0], tuple(parts))
+    return LoraSite(torch.cat(rows).t(), tuple(parts))
 
 
 def _site_bytes(site: LoraSite) -> int:

@@ -28,8 +28,19 @@ __all__ = [
     "silu_and_mul",
 ]
 
-TILES = TileSizes(decode_rows=1, prefill_rows=64, kv_split=64)
+KV_SPLIT = 64
+# The longest context that is attended to in one split, where it wastes little.
+MAX_WHOLE_CONTEXT = 1024
 
 
 def plan_attention(spans: Sequence[SequenceSpan], block_size: int) -> AttentionPlan:
-    return build_plan(spans, block_size, TILES)
+    sizes = TileSizes(decode_rows=1, prefill_rows=64, kv_split=choose_kv_split(spans))
+    return build_plan(spans, block_size, sizes)
+
+
+def choose_kv_split(spans: Sequence[SequenceSpan]) -> int:
+    """One split for all where contexts are alike, so that nothing has to be merged."""
+    lengths = [span.context_len for span in spans]
+    longest = -(-max(lengths) // KV_SPLIT) * KV_SPLIT
+    wastes_little = longest * len(lengths) <= 1.5 * sum(lengths) + KV_SPLIT * len(lengths)
+    return longest if longest <= MAX_WHOLE_CONTEXT and wastes_little else KV_SPLIT

@@ -58,11 +58,10 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
 
 def add_lora(y: Tensor, x: Tensor, segments: Sequence[LoraSegment]) -> None:
     for segment in segments:
-        a_transposed = segment.site.a.t()
         begin = segment.start
         for tile in _row_tiles(x[segment.start : segment.end].float(), LORA_ROW_TILE):
             end = min(begin + LORA_ROW_TILE, segment.end)
-            hidden = torch.mm(tile, a_transposed)
+            hidden = torch.mm(tile, segment.site.a)
             for part in segment.site.parts:
                 (rank_begin, rank_end), (out_begin, out_end) = part.rank, part.out
                 delta = torch.mm(hidden[:, rank_begin:rank_end], part.b)

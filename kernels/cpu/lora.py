@@ -20,11 +20,16 @@ def add_lora(y: Tensor, x: Tensor, segments: Sequence[LoraSegment]) -> None:
         return
     for segment in segments:
         rows = x[segment.start : segment.end]
-        hidden = torch.mm(rows, segment.site.a.t())
+        hidden = torch.mm(rows, segment.site.a)
         target = y[segment.start : segment.end]
-        for part in segment.site.parts:
+        parts = segment.site.parts
+        if len(parts) == 1 and parts[0].out == (0, y.shape[1]):
+            target.addmm_(hidden, parts[0].b)
+            continue
+        for part in parts:
             (rank_begin, rank_end), (out_begin, out_end) = part.rank, part.out
-            target[:, out_begin:out_end].addmm_(hidden[:, rank_begin:rank_end], part.b)
+            own_hidden = hidden[:, rank_begin:rank_end] if len(parts) > 1 else hidden
+            target[:, out_begin:out_end].addmm_(own_hidden, part.b)
 
 
 def _add_lora_widened(y: Tensor, x: Tensor, segments: Sequence[LoraSegment]) -> None:

@@ -8,7 +8,9 @@ from torch.nn import functional
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return functional.rms_norm(x, weight.shape, weight, eps)
+    rows = x.float()
+    scale = rows.square().mean(dim=-1, keepdim=True).add_(eps).rsqrt_()
+    return (rows * scale).to(x.dtype).mul_(weight)
 
 
 def silu_and_mul(gate_up: Tensor) -> Tensor:

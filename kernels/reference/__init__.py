@@ -94,7 +94,7 @@ def paged_attention(
 def add_lora(y: Tensor, x: Tensor, segments: Sequence[LoraSegment]) -> None:
     for segment in segments:
         for row in range(segment.start, segment.end):
-            hidden = segment.site.a @ x[row].float()
+            hidden = x[row].float() @ segment.site.a
             for part in segment.site.parts:
                 (rank_begin, rank_end), (out_begin, out_end) = part.rank, part.out
                 delta = hidden[rank_begin:rank_end] @ part.b

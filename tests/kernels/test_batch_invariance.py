@@ -43,7 +43,7 @@ def test_linear_rows_are_bitwise_independent(num_in: int, num_out: int) -> None:
 def test_lora_rows_are_bitwise_independent(rank: int) -> None:
     generator = torch.Generator().manual_seed(0)
     site = LoraSite(
-        torch.randn(rank, 576, generator=generator),
+        torch.randn(rank, 576, generator=generator).t(),
         (LoraPart(torch.randn(rank, 192, generator=generator), (0, rank), (0, 192)),),
     )
 
@@ -102,7 +102,7 @@ def test_attention_is_bitwise_equal_for_prefill_decode_and_any_neighbours() -> N
 def test_the_fast_backend_depends_on_the_batch_so_these_tests_can_fail() -> None:
     generator = torch.Generator().manual_seed(0)
     site = LoraSite(
-        torch.randn(64, 576, generator=generator),
+        torch.randn(64, 576, generator=generator).t(),
         (LoraPart(torch.randn(64, 192, generator=generator), (0, 64), (0, 192)),),
     )
     rows = torch.randn(128, 576, generator=generator)

@@ -41,7 +41,8 @@ def make_site(rank: int, num_in: int, outs: list[int], generator: torch.Generato
             LoraPart(b, (index * rank, (index + 1) * rank), (out_begin, out_begin + num_out))
         )
         out_begin += num_out
-    return LoraSite(torch.randn(rank * len(outs), num_in, generator=generator), tuple(parts))
+    a = torch.randn(rank * len(outs), num_in, generator=generator)
+    return LoraSite(a.t(), tuple(parts))
 
 
 def make_segments(owners: list[int | None], sites: list[LoraSite]) -> list[LoraSegment]:
