@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import cast
 
-from engine.transport.client import QueueClient
 from fastapi import Request
 
 from app.admission import Admission
@@ -21,6 +20,7 @@ from app.completions.tokenizer import Tokenizer
 from app.db import Database
 from app.metrics import Metrics
 from app.settings import Settings
+from engine.transport.client import QueueClient
 from lora.base_spec import BaseSpec
 from lora.store import AdapterStore, open_store
 

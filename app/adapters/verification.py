@@ -13,7 +13,6 @@ from datetime import datetime
 from pathlib import Path
 
 import structlog
-from lora.values import check_values
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.adapters.jobs_repository import add_job
@@ -27,6 +26,7 @@ from lora.digest import adapter_digest, hash_file
 from lora.findings import Finding
 from lora.manifest import ManifestError, read_manifest
 from lora.store import CONFIG_FILE, WEIGHTS_FILE, AdapterMissingError, AdapterStore
+from lora.values import check_values
 
 log = structlog.get_logger()
 
