@@ -24,7 +24,7 @@ from engine.messages import (
     TokenOutput,
 )
 from engine.page_pool import PagePool
-from engine.residency import AdapterKey, LoadResult, Residency
+from engine.residency import LoadResult, Residency
 from engine.scheduler import Scheduler, Step
 from engine.sequence import Sequence
 from lora.base_spec import BaseSpec
@@ -105,9 +105,6 @@ class EngineCore:
     def check_integrity(self) -> None:
         """Assert that the books of pages, sequences and adapters agree."""
         self.scheduler.check_integrity()
-
-    def ready_adapters(self) -> set[AdapterKey]:
-        return self.residency.ready_keys()
 
     def _execute(self, step: Step) -> Mapping[Sequence, int]:
         try:

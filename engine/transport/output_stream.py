@@ -102,9 +102,6 @@ class OutputStream:
         self._buffer.clear()
         self._end(must_abort=True)
 
-    async def aclose(self) -> None:
-        self.close()
-
     async def __aenter__(self) -> Self:
         return self
 
