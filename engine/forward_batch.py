@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from engine.sequence import Sequence as EngineSequence
-from kernels.interface import SequenceSpan
-from lora.batch import LoraBatch, group_rows
+from kernels.interface import KernelBackend, SequenceSpan
+from lora.batch import group_rows
 from lora.weights import LoraWeights
 
 
@@ -23,7 +23,8 @@ from lora.weights import LoraWeights
 class ForwardBatch:
     """One forward pass over T tokens of N sequences.
 
-    input_ids, positions, slot_mapping: [T] int64. attention_plan: the backend's own, made once.
+    input_ids, positions, slot_mapping: [T] int64. attention_plan,
+    lora: the backend's own; lora is None where every row is the base's.
     logits_rows: [M] int64, the last row of each sequence that samples; `sampling` in that order.
     """
 
@@ -31,7 +32,7 @@ class ForwardBatch:
     positions: Tensor
     slot_mapping: Tensor
     attention_plan: Any
-    lora: LoraBatch | None
+    lora: Any | None
     logits_rows: Tensor
     sampling: Sequence[EngineSequence]
 
@@ -39,7 +40,7 @@ class ForwardBatch:
 def build_forward_batch(
     step: Mapping[EngineSequence, int],
     weights_of: Callable[[EngineSequence], LoraWeights | None],
-    plan_attention: Callable[[Sequence[SequenceSpan], int], Any],
+    ops: KernelBackend,
     block_size: int,
 ) -> ForwardBatch:
     """Lay out `step`: {sequence: number of tokens to compute from num_computed_tokens on}."""
@@ -62,12 +63,13 @@ def build_forward_batch(
         if end == sequence.num_tokens:
             logits_rows.append(len(input_ids) - 1)
             sampling.append(sequence)
+    segments = group_rows((weights[sequence], step[sequence]) for sequence in ordered)
     return ForwardBatch(
         input_ids=torch.tensor(input_ids, dtype=torch.int64),
         positions=torch.tensor(positions, dtype=torch.int64),
         slot_mapping=torch.tensor(slots, dtype=torch.int64),
-        attention_plan=plan_attention(spans, block_size),
-        lora=group_rows((weights[sequence], step[sequence]) for sequence in ordered),
+        attention_plan=ops.plan_attention(spans, block_size),
+        lora=ops.plan_lora(segments) if segments else None,
         logits_rows=torch.tensor(logits_rows, dtype=torch.int64),
         sampling=sampling,
     )

@@ -64,7 +64,7 @@ class ModelRunner:
         def weights_of(sequence: Sequence) -> LoraWeights | None:
             return residency.weights(sequence.adapter) if sequence.adapter is not None else None
 
-        return build_forward_batch(step, weights_of, self._ops.plan_attention, self._block_size)
+        return build_forward_batch(step, weights_of, self._ops, self._block_size)
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         """Logits [M, V] float32 of the rows that sample."""

@@ -10,7 +10,7 @@ D head size, P pages, S tokens in a block (`block_size`), V vocabulary, N sequen
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -33,9 +33,10 @@ class SequenceSpan:
 
 @dataclass(frozen=True, slots=True)
 class LoraPart:
-    """The expand side of one projection of a site: `y[:, out] += h[:, rank] @ b`.
+    """The expand side of one projection of a site: `y[:, out] += h[:, rank] @ b.T`.
 
-    `b`: [rank, out_features] float32, the scale folded in. `rank` and `out` are half-open ranges.
+    `b`: [out_features, rank] float32, the scale folded in; a view whose memory is rank by rank.
+    `rank` and `out` are half-open ranges.
     """
 
     b: Tensor
@@ -47,20 +48,34 @@ class LoraPart:
 class LoraSite:
     """One adapter at one site (q|k|v fused, o, gate|up fused, down) of one layer.
 
-    `a`: [in_features, sum of the parts' ranks] float32, a view whose memory is rank by rank.
+    `a`: [sum of the parts' ranks, in_features] float32.
     """
 
     a: Tensor
     parts: tuple[LoraPart, ...]
 
 
+SiteKey = tuple[int, str]
+"""(layer, site name)."""
+
+
+class LoraSites(Protocol):
+    """An adapter as the CPU backends read it. Sites that it leaves alone are absent."""
+
+    @property
+    def sites(self) -> Mapping[SiteKey, LoraSite]: ...
+
+
 @dataclass(frozen=True, slots=True)
 class LoraSegment:
-    """Rows `[start, end)` of a batch sorted by adapter, and that adapter's weights at a site."""
+    """Rows `[start, end)` of a batch sorted by adapter, and that adapter's weights.
+
+    `weights`: in the form that the backend reads; `LoraSites` on a CPU.
+    """
 
     start: int
     end: int
-    site: LoraSite
+    weights: Any
 
 
 class KernelBackend(Protocol):
@@ -107,10 +122,17 @@ class KernelBackend(Protocol):
         What a recycled page holds beyond a sequence's context never reaches the result.
         """
 
-    def add_lora(self, y: Tensor, x: Tensor, segments: Sequence[LoraSegment]) -> None:
-        """y[s:e, out] += (x[s:e] @ a)[:, rank] @ b for each segment and part, in float32.
+    def plan_lora(self, segments: Sequence[LoraSegment]) -> Any:
+        """What `add_lora` needs to know of a batch; made once a step, used by all layers.
 
-        x [T, K], y [T, N], changed in place. Rows outside every segment keep their bits.
+        Segments are disjoint and in row order.
+        """
+
+    def add_lora(self, y: Tensor, x: Tensor, plan: Any, key: SiteKey) -> None:
+        """y[s:e, out] += (x[s:e] @ a.T)[:, rank] @ b.T for each segment and part, in float32.
+
+        x [T, K], y [T, N], changed in place; a, b: the segment's weights at site `key`. Rows
+        outside every segment, or whose adapter leaves the site alone, keep their bits.
         """
 
     def sample(

@@ -11,14 +11,14 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from kernels.interface import KernelBackend
-from lora.batch import LoraBatch
 
 
 class Batch(Protocol):
     """What LoRA needs to know of a step's batch."""
 
     @property
-    def lora(self) -> LoraBatch | None: ...
+    def lora(self) -> Any | None:
+        """The backend's plan; None where every row is the base's, so that it pays nothing."""
 
 
 Linear = Callable[[Tensor, Any], Tensor]
@@ -33,14 +33,11 @@ class LoraLinear:
 
     def __init__(self, base: Linear, layer: int, site: str, ops: KernelBackend) -> None:
         self._base = base
-        self._layer = layer
-        self._site = site
+        self._key = (layer, site)
         self._ops = ops
 
     def __call__(self, x: Tensor, batch: Batch) -> Tensor:
         y = self._base(x, batch)
         if batch.lora is not None:
-            segments = batch.lora.segments(self._layer, self._site)
-            if segments:
-                self._ops.add_lora(y, x, segments)
+            self._ops.add_lora(y, x, batch.lora, self._key)
         return y

@@ -15,15 +15,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from kernels.interface import LoraPart, LoraSite
+from kernels.interface import LoraPart, LoraSite, SiteKey
 from lora.base_spec import BaseSpec
 from lora.manifest import AdapterManifest, LoraModule, TensorSpan
 from lora.sites import SITES
 
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-
-SiteKey = tuple[int, str]
-"""(layer, site name)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,11 +70,12 @@ def _build_site(
     rows, parts, rank_begin = [], [], 0
     for module in modules:
         rows.append(reader.read(module.a))
-        b = (reader.read(module.b) * module.scale).t().contiguous()
+        # Rank by rank: what one rank adds is read in one piece.
+        b = (reader.read(module.b) * module.scale).t().contiguous().t()
         rank_end = rank_begin + module.rank
         parts.append(LoraPart(b, (rank_begin, rank_end), outputs[module.module]))
         rank_begin = rank_end
-    return LoraSite(torch.cat(rows).t(), tuple(parts))
+    return LoraSite(torch.cat(rows), tuple(parts))
 
 
 def _site_bytes(site: LoraSite) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from kernels.cpu.attention import AttentionPlan, TileSizes, build_plan, paged_attention
 from kernels.cpu.linear import PackedLinear, linear, pack_linear
-from kernels.cpu.lora import add_lora
+from kernels.cpu.lora import add_lora, plan_lora
 from kernels.cpu.pointwise import rms_norm, rope_and_store_kv, silu_and_mul
 from kernels.cpu.sampling import sample
 from kernels.interface import SequenceSpan
@@ -22,6 +22,7 @@ __all__ = [
     "pack_linear",
     "paged_attention",
     "plan_attention",
+    "plan_lora",
     "rms_norm",
     "rope_and_store_kv",
     "sample",

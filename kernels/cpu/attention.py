@@ -2,7 +2,8 @@
 
 A tile is up to `rows` query tokens of one sequence; a split is `kv_split` consecutive positions,
 cut at absolute positions. All items of one tile size run as one batched product; a tile with
-several splits is merged by its log-sum-exp, split by split in order.
+several splits is merged by its log-sum-exp, split by split in order. Where no tile has more than
+one split there is nothing to merge, and `softmax` does it all.
 
 Invariant: a masked position contributes exact zeros, whatever its page holds (NaN included), and
 a split in which a row sees nothing leaves that row's bits unchanged.
@@ -26,11 +27,37 @@ LOWEST = -1e30
 
 @dataclass(frozen=True, slots=True)
 class TileSizes:
-    """Query tokens per tile for single-token and longer spans, and positions per KV split."""
+    """Query tokens per tile for single-token and longer spans, and positions per KV split.
+
+    `merge_always`: a single split takes the same steps as several, so that its bits are the same.
+    """
 
     decode_rows: int
     prefill_rows: int
     kv_split: int
+    merge_always: bool = False
+
+
+class PageReader:
+    """Copies of the pages that a group reads, in memory that all layers of a step share."""
+
+    def __init__(self, pages: Tensor) -> None:
+        self._pages = pages
+        self._rows = pages
+        self._copies: tuple[Tensor, Tensor] | None = None
+
+    def read(self, key_cache: Tensor, value_cache: Tensor) -> tuple[Tensor, Tensor]:
+        """Caches [Hkv, P, S, D] -> K and V [Hkv, pages * S, D], valid until the next call."""
+        num_kv_heads, num_pages, block_size, head_dim = key_cache.shape
+        if self._copies is None:
+            heads = torch.arange(num_kv_heads).unsqueeze(1)
+            self._rows = (heads * num_pages + self._pages).flatten()
+            shape = (self._rows.shape[0], block_size * head_dim)
+            self._copies = (key_cache.new_empty(shape), value_cache.new_empty(shape))
+        for cache, copy in zip((key_cache, value_cache), self._copies, strict=True):
+            torch.index_select(cache.view(num_kv_heads * num_pages, -1), 0, self._rows, out=copy)
+        keys, values = (copy.view(num_kv_heads, -1, head_dim) for copy in self._copies)
+        return keys, values
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,19 +65,19 @@ class TileGroup:
     """Tiles of one size, most splits first, so that split j exists for the first `counts[j]`.
 
     Items are ordered by (split, tile). rows [tiles, R] indexes the batch (padding repeats a row);
-    real [n] are the flat tile rows that are not padding, target [n] their batch rows. pages
-    [items * blocks], hidden [items, R, split] is true where a row may not look. tail_blocks
-    lists gathered blocks with positions past the context, tail_hidden [tails, S] which.
+    real [n] are the flat tile rows that are not padding, target [n] their batch rows. hidden
+    [items, R, split] is true where a row may not look. past_context lists the positions, of
+    items * split, that hold no token of the item's sequence.
     """
 
     rows: Tensor
     real: Tensor
     target: Tensor
     counts: tuple[int, ...]
-    pages: Tensor
+    has_merge: bool
+    pages: PageReader
     hidden: Tensor
-    tail_blocks: Tensor
-    tail_hidden: Tensor
+    past_context: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +101,7 @@ def build_plan(spans: Sequence[SequenceSpan], block_size: int, sizes: TileSizes)
     groups = []
     for group, rows in ((decodes, sizes.decode_rows), (chunks, sizes.prefill_rows)):
         tiles = _cut(group, rows, sizes.kv_split)
-        groups += [
-            _build_group(batch, rows, block_size, sizes.kv_split) for batch in _batches(tiles)
-        ]
+        groups += [_build_group(batch, rows, block_size, sizes) for batch in _batches(tiles)]
     return AttentionPlan(tuple(groups))
 
 
@@ -103,7 +128,8 @@ def _batches(tiles: list[_Tile]) -> Iterator[list[_Tile]]:
         yield batch
 
 
-def _build_group(tiles: list[_Tile], rows: int, block_size: int, kv_split: int) -> TileGroup:
+def _build_group(tiles: list[_Tile], rows: int, block_size: int, sizes: TileSizes) -> TileGroup:
+    kv_split = sizes.kv_split
     counts = tuple(
         sum(tile.num_splits > split for tile in tiles) for split in range(tiles[0].num_splits)
     )
@@ -114,16 +140,16 @@ def _build_group(tiles: list[_Tile], rows: int, block_size: int, kv_split: int) 
     key_positions = splits[:, None] * kv_split + np.arange(kv_split)
     hidden = key_positions[:, None, :] > item_positions[:, :, None]
     pages, valid = _item_blocks(items, block_size, kv_split)
-    tails = np.flatnonzero(valid < block_size)
+    past_context = np.flatnonzero(np.arange(block_size) >= valid[:, None])
     return TileGroup(
         rows=torch.from_numpy(batch_rows),
         real=torch.from_numpy(real),
         target=torch.from_numpy(batch_rows.reshape(-1)[real]),
         counts=counts,
-        pages=torch.from_numpy(pages),
+        has_merge=sizes.merge_always or len(counts) > 1,
+        pages=PageReader(torch.from_numpy(pages)),
         hidden=torch.from_numpy(hidden),
-        tail_blocks=torch.from_numpy(tails),
-        tail_hidden=torch.from_numpy(np.arange(block_size) >= valid[tails, None]),
+        past_context=torch.from_numpy(past_context),
     )
 
 
@@ -182,9 +208,9 @@ def _attend(
     heads = query.shape[1] // num_kv_heads
     num_items, _, kv_split = group.hidden.shape
 
-    keys = key_cache.index_select(1, group.pages)
-    values = value_cache.index_select(1, group.pages)
-    _clear_tails(values, group)
+    keys, values = group.pages.read(key_cache, value_cache)
+    # NOTE: a weight of 0 times a NaN that a recycled page holds would be NaN.
+    values.index_fill_(1, group.past_context, 0.0)
     keys = keys.view(num_kv_heads, num_items, kv_split, head_dim)
     values = values.view(num_kv_heads, num_items, kv_split, head_dim)
 
@@ -198,25 +224,22 @@ def _attend(
     scores = torch.matmul(tiles, keys.transpose(-1, -2)).float().mul_(scale)
     scores = scores.view(num_kv_heads, num_items, rows, heads, kv_split)
     scores.masked_fill_(group.hidden[None, :, :, None, :], -torch.inf)
-    highest = scores.amax(dim=-1, keepdim=True).clamp_min_(LOWEST)
-    weights = scores.sub_(highest).exp_()
-    total = weights.sum(dim=-1, keepdim=True)
-    weights = weights.view(num_kv_heads, num_items, rows * heads, kv_split)
-    partial = torch.matmul(weights.to(values.dtype), values).float()
-    partial = partial.view(num_kv_heads, num_items, rows, heads, head_dim)
-
-    merged = _merge(partial, highest, total, group.counts)
+    if not group.has_merge:
+        merged = _weigh(torch.softmax(scores, dim=-1), values)
+    else:
+        highest = scores.amax(dim=-1, keepdim=True).clamp_min_(LOWEST)
+        weights = scores.sub_(highest).exp_()
+        total = weights.sum(dim=-1, keepdim=True)
+        merged = _merge(_weigh(weights, values), highest, total, group.counts)
     merged = merged.permute(1, 2, 0, 3, 4).reshape(num_tiles * rows, -1, head_dim)
     out[group.target] = merged[group.real].to(out.dtype)
 
 
-def _clear_tails(values: Tensor, group: TileGroup) -> None:
-    """Zero V past the context: a weight of 0 times a recycled NaN would be NaN."""
-    if group.tail_blocks.numel() == 0:
-        return
-    tails = values.index_select(1, group.tail_blocks)
-    tails.masked_fill_(group.tail_hidden[None, :, :, None], 0.0)
-    values.index_copy_(1, group.tail_blocks, tails)
+def _weigh(weights: Tensor, values: Tensor) -> Tensor:
+    """weights [Hkv, items, R, G, split], values [Hkv, items, split, D] -> [..., R, G, D]."""
+    num_kv_heads, num_items, rows, heads, kv_split = weights.shape
+    flat = weights.view(num_kv_heads, num_items, rows * heads, kv_split).to(values.dtype)
+    return torch.matmul(flat, values).float().view(num_kv_heads, num_items, rows, heads, -1)
 
 
 def _merge(partial: Tensor, highest: Tensor, total: Tensor, counts: tuple[int, ...]) -> Tensor:

@@ -17,9 +17,10 @@ from torch.nn import functional
 from kernels.cpu.attention import AttentionPlan, TileSizes, build_plan, paged_attention
 from kernels.cpu.linear import PackedLinear, pack_linear
 from kernels.cpu.linear import linear as tile_linear
+from kernels.cpu.lora import plan_lora
 from kernels.cpu.pointwise import rms_norm, rope_and_store_kv
 from kernels.cpu.sampling import sample
-from kernels.interface import LoraSegment, SequenceSpan
+from kernels.interface import LoraSegment, SequenceSpan, SiteKey
 
 __all__ = [
     "add_lora",
@@ -27,6 +28,7 @@ __all__ = [
     "pack_linear",
     "paged_attention",
     "plan_attention",
+    "plan_lora",
     "rms_norm",
     "rope_and_store_kv",
     "sample",
@@ -37,7 +39,7 @@ ROW_TILE = 16
 # An adapter mostly has one row in a step: a larger tile would be padding.
 LORA_ROW_TILE = 4
 QUERY_TILE = 4
-TILES = TileSizes(decode_rows=QUERY_TILE, prefill_rows=QUERY_TILE, kv_split=128)
+TILES = TileSizes(decode_rows=QUERY_TILE, prefill_rows=QUERY_TILE, kv_split=128, merge_always=True)
 
 
 def plan_attention(spans: Sequence[SequenceSpan], block_size: int) -> AttentionPlan:
@@ -56,15 +58,18 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
     return gate / gate.neg().exp_().add_(1.0) * up
 
 
-def add_lora(y: Tensor, x: Tensor, segments: Sequence[LoraSegment]) -> None:
-    for segment in segments:
+def add_lora(y: Tensor, x: Tensor, plan: Sequence[LoraSegment], key: SiteKey) -> None:
+    for segment in plan:
+        site = segment.weights.sites.get(key)
+        if site is None:
+            continue
         begin = segment.start
         for tile in _row_tiles(x[segment.start : segment.end].float(), LORA_ROW_TILE):
             end = min(begin + LORA_ROW_TILE, segment.end)
-            hidden = torch.mm(tile, segment.site.a)
-            for part in segment.site.parts:
+            hidden = torch.mm(tile, site.a.t())
+            for part in site.parts:
                 (rank_begin, rank_end), (out_begin, out_end) = part.rank, part.out
-                delta = torch.mm(hidden[:, rank_begin:rank_end], part.b)
+                delta = torch.mm(hidden[:, rank_begin:rank_end], part.b.t())
                 target = y[begin:end, out_begin:out_end]
                 target.copy_(target.float() + delta[: end - begin])
             begin = end

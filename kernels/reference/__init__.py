@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kernels.interface import LoraSegment, SequenceSpan
+from kernels.interface import LoraSegment, SequenceSpan, SiteKey
 
 
 def pack_linear(weight: Tensor) -> Tensor:
@@ -91,13 +91,20 @@ def paged_attention(
     return out
 
 
-def add_lora(y: Tensor, x: Tensor, segments: Sequence[LoraSegment]) -> None:
-    for segment in segments:
+def plan_lora(segments: Sequence[LoraSegment]) -> list[LoraSegment]:
+    return list(segments)
+
+
+def add_lora(y: Tensor, x: Tensor, plan: list[LoraSegment], key: SiteKey) -> None:
+    for segment in plan:
+        site = segment.weights.sites.get(key)
+        if site is None:
+            continue
         for row in range(segment.start, segment.end):
-            hidden = x[row].float() @ segment.site.a
-            for part in segment.site.parts:
+            hidden = site.a @ x[row].float()
+            for part in site.parts:
                 (rank_begin, rank_end), (out_begin, out_end) = part.rank, part.out
-                delta = hidden[rank_begin:rank_end] @ part.b
+                delta = part.b @ hidden[rank_begin:rank_end]
                 y[row, out_begin:out_end] = (y[row, out_begin:out_end].float() + delta).to(y.dtype)
 
 

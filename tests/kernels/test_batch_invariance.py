@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from kernels.backends import choose_backend
-from kernels.interface import LoraPart, LoraSegment, LoraSite, SequenceSpan
+from kernels.interface import LoraPart, LoraSite, SequenceSpan
+from tests.builders.lora_segments import SITE, segment
 
 INVARIANT = choose_backend("cpu", batch_invariant=True)
 FAST = choose_backend("cpu")
@@ -43,13 +44,14 @@ def test_linear_rows_are_bitwise_independent(num_in: int, num_out: int) -> None:
 def test_lora_rows_are_bitwise_independent(rank: int) -> None:
     generator = torch.Generator().manual_seed(0)
     site = LoraSite(
-        torch.randn(rank, 576, generator=generator).t(),
-        (LoraPart(torch.randn(rank, 192, generator=generator), (0, rank), (0, 192)),),
+        torch.randn(rank, 576, generator=generator),
+        (LoraPart(torch.randn(rank, 192, generator=generator).t(), (0, rank), (0, 192)),),
     )
 
     def op(x: Tensor) -> Tensor:
         y = torch.zeros(x.shape[0], 192)
-        INVARIANT.add_lora(y, x, [LoraSegment(0, x.shape[0], site)])
+        plan = INVARIANT.plan_lora([segment(0, x.shape[0], site)])
+        INVARIANT.add_lora(y, x, plan, SITE)
         return y
 
     assert_rows_do_not_depend_on_the_batch(op, torch.randn(37, 576, generator=generator))
@@ -102,12 +104,13 @@ def test_attention_is_bitwise_equal_for_prefill_decode_and_any_neighbours() -> N
 def test_the_fast_backend_depends_on_the_batch_so_these_tests_can_fail() -> None:
     generator = torch.Generator().manual_seed(0)
     site = LoraSite(
-        torch.randn(64, 576, generator=generator).t(),
-        (LoraPart(torch.randn(64, 192, generator=generator), (0, 64), (0, 192)),),
+        torch.randn(64, 576, generator=generator),
+        (LoraPart(torch.randn(64, 192, generator=generator).t(), (0, 64), (0, 192)),),
     )
     rows = torch.randn(128, 576, generator=generator)
     together, alone = torch.zeros(128, 192), torch.zeros(128, 192)
-    FAST.add_lora(together, rows, [LoraSegment(0, 128, site)])
-    FAST.add_lora(alone, rows, [LoraSegment(row, row + 1, site) for row in range(128)])
+    whole, single = [segment(0, 128, site)], [segment(row, row + 1, site) for row in range(128)]
+    FAST.add_lora(together, rows, FAST.plan_lora(whole), SITE)
+    FAST.add_lora(alone, rows, FAST.plan_lora(single), SITE)
     assert not torch.equal(together, alone)
     torch.testing.assert_close(together, alone, atol=1e-2, rtol=1e-4)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from kernels.backends import choose_backend
 from kernels.interface import KernelBackend, LoraPart, LoraSegment, LoraSite, SequenceSpan
+from tests.builders.lora_segments import SITE, segment
 
 REFERENCE = choose_backend("reference")
 BACKENDS = {
@@ -36,20 +37,18 @@ def backend(request: pytest.FixtureRequest) -> KernelBackend:
 def make_site(rank: int, num_in: int, outs: list[int], generator: torch.Generator) -> LoraSite:
     parts, out_begin = [], 0
     for index, num_out in enumerate(outs):
-        b = torch.randn(rank, num_out, generator=generator)
+        b = torch.randn(rank, num_out, generator=generator).t()
         parts.append(
             LoraPart(b, (index * rank, (index + 1) * rank), (out_begin, out_begin + num_out))
         )
         out_begin += num_out
     a = torch.randn(rank * len(outs), num_in, generator=generator)
-    return LoraSite(a.t(), tuple(parts))
+    return LoraSite(a, tuple(parts))
 
 
 def make_segments(owners: list[int | None], sites: list[LoraSite]) -> list[LoraSegment]:
     return [
-        LoraSegment(row, row + 1, sites[owner])
-        for row, owner in enumerate(owners)
-        if owner is not None
+        segment(row, row + 1, sites[owner]) for row, owner in enumerate(owners) if owner is not None
     ]
 
 
@@ -65,8 +64,8 @@ def test_add_lora_equals_reference(
     x = torch.randn(len(owners), 96, generator=generator).to(dtype)
     base = torch.randn(len(owners), 128, generator=generator).to(dtype)
     got, want = base.clone(), base.clone()
-    backend.add_lora(got, x, segments)
-    REFERENCE.add_lora(want, x, segments)
+    backend.add_lora(got, x, backend.plan_lora(segments), SITE)
+    REFERENCE.add_lora(want, x, REFERENCE.plan_lora(segments), SITE)
     scale = want.abs().max().item()
     assert (got - want).abs().max().item() <= scale * (1e-5 if dtype == torch.float32 else 1e-2)
     for row, owner in enumerate(owners):
@@ -79,8 +78,8 @@ def test_add_lora_with_another_adapters_weights_is_noticed(backend: KernelBacken
     sites = [make_site(8, 96, [128], generator) for _ in range(2)]
     x = torch.randn(2, 96, generator=generator)
     got, want = torch.zeros(2, 128), torch.zeros(2, 128)
-    backend.add_lora(got, x, make_segments([0, 1], sites))
-    REFERENCE.add_lora(want, x, make_segments([1, 0], sites))
+    backend.add_lora(got, x, backend.plan_lora(make_segments([0, 1], sites)), SITE)
+    REFERENCE.add_lora(want, x, REFERENCE.plan_lora(make_segments([1, 0], sites)), SITE)
     assert (got - want).abs().max().item() > 1.0
 
 
