@@ -27,6 +27,7 @@ from engine.page_pool import PagePool
 from engine.residency import LoadResult, Residency
 from engine.scheduler import Scheduler, Step
 from engine.sequence import Sequence
+from engine.step_handle import StepHandle
 from lora.base_spec import BaseSpec
 
 log = structlog.get_logger()
@@ -37,7 +38,7 @@ INTERNAL_ERROR = EngineError(code="internal_error", message="The engine failed o
 class Runner(Protocol):
     """Executes one step: computes its tokens and samples for whoever is complete."""
 
-    def execute(self, step: Step, residency: Residency) -> Mapping[Sequence, int]: ...
+    def execute(self, step: Step, residency: Residency) -> StepHandle: ...
 
 
 class Loader(Protocol):
@@ -108,7 +109,7 @@ class EngineCore:
 
     def _execute(self, step: Step) -> Mapping[Sequence, int]:
         try:
-            return self._runner.execute(step, self.residency)
+            return self._runner.execute(step, self.residency).result()
         except Exception:  # the engine answers, whatever broke
             ids = [sequence.request_id for sequence in step]
             log.exception("step_failed", request_ids=ids, num_tokens=list(step.values()))

@@ -6,7 +6,6 @@ LoRA once, at construction.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -21,6 +20,7 @@ from engine.residency import Residency
 from engine.sampler import sample_tokens
 from engine.scheduler import Step
 from engine.sequence import Sequence
+from engine.step_handle import CompletedStep, StepHandle
 from kernels.backends import choose_backend
 from kernels.interface import KernelBackend
 from lora.base_spec import BaseSpec
@@ -33,6 +33,9 @@ TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 class ModelRunner:
     """One base model with its KV storage, ready to execute steps."""
+
+    max_in_flight = 1
+    """Steps that may be launched and not collected; here a step is complete when it is launched."""
 
     def __init__(self, config: EngineConfig, base: BaseSpec, folder: Path) -> None:
         self._ops = choose_backend(config.backend, batch_invariant=config.batch_invariant)
@@ -51,14 +54,12 @@ class ModelRunner:
             )
 
     @torch.inference_mode()
-    def execute(self, step: Step, residency: Residency) -> Mapping[Sequence, int]:
+    def execute(self, step: Step, residency: Residency) -> StepHandle:
         """Compute the step's tokens; sample for each sequence that has all of them now."""
         batch = self.prepare(step, residency)
         logits = self.forward(batch)
-        if not batch.sampling:
-            return {}
-        token_ids = sample_tokens(logits, batch.sampling, self._ops)
-        return dict(zip(batch.sampling, token_ids, strict=True))
+        token_ids = sample_tokens(logits, batch.sampling, self._ops) if batch.sampling else []
+        return CompletedStep(batch.sampling, token_ids)
 
     def prepare(self, step: Step, residency: Residency) -> ForwardBatch:
         def weights_of(sequence: Sequence) -> LoraWeights | None:

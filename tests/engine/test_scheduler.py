@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import pytest
@@ -16,6 +15,7 @@ from engine.messages import AdapterRef, EngineError, EngineRequest, FinishReason
 from engine.residency import LoadResult, Residency
 from engine.scheduler import Step
 from engine.sequence import Sequence
+from engine.step_handle import CompletedStep, StepHandle
 from lora.weights import LoraWeights
 from tests.builders.adapters import TINY_BASE
 from tests.builders.engines import make_request, tokens_of
@@ -36,10 +36,10 @@ class ScriptedRunner:
     steps: list[dict[str, int]] = field(default_factory=list)
     poison: str | None = None
 
-    def execute(self, step: Step, residency: Residency) -> Mapping[Sequence, int]:
+    def execute(self, step: Step, residency: Residency) -> StepHandle:
         assert 0 < sum(step.values()) <= self.config.max_num_batched_tokens
         assert len(step) <= self.config.max_num_seqs
-        sampled = {}
+        sampled: dict[Sequence, int] = {}
         for sequence, num_tokens in step.items():
             assert 0 < num_tokens <= sequence.num_uncomputed_tokens
             if sequence.adapter is not None:
@@ -51,7 +51,7 @@ class ScriptedRunner:
         if self.poison in [sequence.request_id for sequence in step]:
             raise RuntimeError("kernel failed")
         self.steps.append({sequence.request_id: n for sequence, n in step.items()})
-        return sampled
+        return CompletedStep(list(sampled), list(sampled.values()))
 
 
 @dataclass
