@@ -1,6 +1,7 @@
 """Adapters from the store to weights, on threads of their own: never on the step loop.
 
-Checks the digest of what it reads. A missing or corrupt adapter is a result, not an exception:
+Checks the digest of what it reads; the runner's `prepare` puts it into the device's form, here
+too, since that takes long. A missing or corrupt adapter is a result, not an exception:
 it fails the requests for that adapter and nothing else.
 """
 
@@ -13,7 +14,7 @@ from queue import Empty, SimpleQueue
 import structlog
 
 from engine.messages import AdapterRef, EngineError
-from engine.residency import LoadResult
+from engine.residency import AdapterWeights, LoadResult
 from lora.base_spec import BaseSpec
 from lora.digest import adapter_digest, hash_file
 from lora.manifest import ManifestError, read_manifest
@@ -42,11 +43,13 @@ class AdapterLoader:
         store: AdapterStore,
         base: BaseSpec,
         *,
+        prepare: Callable[[LoraWeights], AdapterWeights] = lambda weights: weights,
         num_threads: int = 2,
         on_completed: Callable[[], None] = lambda: None,
     ) -> None:
         self._store = store
         self._base = base
+        self._prepare = prepare
         self._on_completed = on_completed
         self._completed: SimpleQueue[LoadResult] = SimpleQueue()
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="adapter-loader")
@@ -83,7 +86,7 @@ class AdapterLoader:
         log.warning("adapter_load_failed", digest=ref.digest, code=error.code)
         return LoadResult(ref, weights=None, error=error)
 
-    def _read(self, ref: AdapterRef) -> LoraWeights:
+    def _read(self, ref: AdapterRef) -> AdapterWeights:
         folder = self._store.fetch(ref.locator)
         files = [path for path in folder.iterdir() if path.name in ADAPTER_FILES]
         found = adapter_digest(hash_file(path) for path in files)
@@ -91,4 +94,4 @@ class AdapterLoader:
             raise AdapterStoreError(f"files of {ref.digest} hash to {found}")
         config = (folder / CONFIG_FILE).read_bytes()
         manifest = read_manifest(config, folder / WEIGHTS_FILE, self._base)
-        return load_weights(manifest, folder / WEIGHTS_FILE, self._base)
+        return self._prepare(load_weights(manifest, folder / WEIGHTS_FILE, self._base))

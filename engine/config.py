@@ -5,32 +5,48 @@ Knows nothing of where the settings come from (`engine/__main__.py` reads them).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from lora.base_spec import BaseSpec
 
 PAGE_ALIGNMENT_BYTES = 4096
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
+CPU_POOL_BYTES = 1 << 30
 
 Dtype = Literal["float32", "bfloat16"]
+DeviceName = Literal["auto", "cpu", "cuda"]
 
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """Limits of one engine. Bytes are bytes, lengths are tokens."""
 
+    device: DeviceName = "cpu"
     dtype: Dtype = "float32"
-    backend: str = "cpu"
+    backend: str | None = None
+    """The module of kernels; unset, it follows from the device."""
     batch_invariant: bool = False
     block_size: int = 16
-    pool_bytes: int = 1 << 30
+    pool_bytes: int | None = None
+    """Unset: 1 GiB on a CPU, and what start-up finds free on a GPU."""
     max_num_seqs: int = 32
     max_num_batched_tokens: int = 128
     num_look_ahead: int = 8
     """Waiting requests beyond `max_num_seqs` that are leased so that their adapters can load."""
     max_loads: int = 8
     """Adapters that are being read, or were and have no pages yet."""
+
+    def resolve(self, *, has_cuda: bool) -> EngineConfig:
+        """The same settings with `auto` decided by what this machine has."""
+        if self.device != "auto":
+            return self
+        return replace(self, device="cuda" if has_cuda else "cpu")
+
+    @property
+    def kernel_backend(self) -> str:
+        assert self.device != "auto", "resolve() comes first"
+        return self.backend or {"cpu": "cpu", "cuda": "gpu"}[self.device]
 
     @property
     def max_num_leased(self) -> int:
@@ -45,9 +61,13 @@ class EngineConfig:
 
     def num_pages(self, base: BaseSpec) -> int:
         """Pages in the pool. Raises ValueError where not even one fits."""
-        num_pages = self.pool_bytes // self.page_bytes(base)
+        pool_bytes = self.pool_bytes
+        if pool_bytes is None:
+            assert self.device == "cpu", "a GPU's pool is measured before it is counted"
+            pool_bytes = CPU_POOL_BYTES
+        num_pages = pool_bytes // self.page_bytes(base)
         if num_pages < 1:
             raise ValueError(
-                f"pool_bytes {self.pool_bytes} is less than one page ({self.page_bytes(base)})"
+                f"pool_bytes {pool_bytes} is less than one page ({self.page_bytes(base)})"
             )
         return num_pages

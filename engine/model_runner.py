@@ -6,14 +6,16 @@ LoRA once, at construction.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from engine.config import EngineConfig
 from engine.forward_batch import ForwardBatch, build_forward_batch
-from engine.kv_cache import KVCache
+from engine.kv_cache import CacheShape, LayeredKVCache
 from engine.models.decoder import Decoder
 from engine.models.loader import load_decoder
 from engine.residency import Residency
@@ -26,7 +28,6 @@ from kernels.interface import KernelBackend
 from lora.base_spec import BaseSpec
 from lora.layer import LoraLinear
 from lora.sites import DOWN, GATE_UP, OUT, QKV
-from lora.weights import LoraWeights
 
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -38,20 +39,13 @@ class ModelRunner:
     """Steps that may be launched and not collected; here a step is complete when it is launched."""
 
     def __init__(self, config: EngineConfig, base: BaseSpec, folder: Path) -> None:
-        self._ops = choose_backend(config.backend, batch_invariant=config.batch_invariant)
+        self._ops = choose_backend(config.kernel_backend, batch_invariant=config.batch_invariant)
         self._block_size = config.block_size
         dtype = TORCH_DTYPES[config.dtype]
         with torch.inference_mode():
-            self._decoder = load_decoder(folder, base, dtype, self._ops)
+            self._decoder = load_decoder(folder, base, dtype, self._ops, torch.device("cpu"))
             wrap_linears(self._decoder, self._ops)
-            self.kv_cache = KVCache(
-                base.num_layers,
-                base.num_kv_heads,
-                config.num_pages(base),
-                config.block_size,
-                base.head_dim,
-                dtype,
-            )
+            self.kv_cache = LayeredKVCache(cache_shape(config, base), config.num_pages(base))
 
     @torch.inference_mode()
     def execute(self, step: Step, residency: Residency) -> StepHandle:
@@ -62,14 +56,27 @@ class ModelRunner:
         return CompletedStep(batch.sampling, token_ids)
 
     def prepare(self, step: Step, residency: Residency) -> ForwardBatch:
-        def weights_of(sequence: Sequence) -> LoraWeights | None:
-            return residency.weights(sequence.adapter) if sequence.adapter is not None else None
-
-        return build_forward_batch(step, weights_of, self._ops, self._block_size)
+        return build_forward_batch(step, weights_in(residency), self._ops, self._block_size)
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         """Logits [M, V] float32 of the rows that sample."""
         return self._decoder.forward(batch, self.kv_cache)
+
+
+def cache_shape(config: EngineConfig, base: BaseSpec) -> CacheShape:
+    dtype = TORCH_DTYPES[config.dtype]
+    return CacheShape(base.num_layers, base.num_kv_heads, config.block_size, base.head_dim, dtype)
+
+
+def weights_in(residency: Residency) -> Callable[[Sequence], Any | None]:
+    """Sequence -> its adapter as the kernels read it; None for the base."""
+
+    def weights_of(sequence: Sequence) -> Any | None:
+        if sequence.adapter is None:
+            return None
+        return residency.weights(sequence.adapter).for_kernels
+
+    return weights_of
 
 
 def wrap_linears(decoder: Decoder, ops: KernelBackend) -> None:

@@ -1,21 +1,20 @@
 """Which adapters are in the pool, on their way, or failed; who holds them; what may go.
 
 Holds no tensors itself: an adapter's weights are an opaque value that the loader made off the
-step loop. Invariants: an adapter with holders is never evicted; its pages are in the pool's books
-from the moment it is ready until it is evicted.
+step loop. Invariants: an adapter with holders, or whose pages are still being filled, is never
+evicted; its pages are in the pool's books from the moment it is ready until it is evicted.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import Any, Protocol
 
 from engine.messages import AdapterRef, EngineError
 from engine.page_pool import PagePool
-from lora.layout import num_pages
-from lora.weights import LoraWeights
 
 AdapterKey = tuple[str, str]
 """(tenant_id, digest): identity, never a name."""
@@ -25,12 +24,30 @@ def adapter_key(ref: AdapterRef) -> AdapterKey:
     return (ref.tenant_id, ref.digest)
 
 
+class AdapterWeights(Protocol):
+    """What a loader made of an adapter's files. On a CPU: `lora.weights.LoraWeights`."""
+
+    @property
+    def for_kernels(self) -> Any:
+        """What `LoraSegment.weights` holds; once `is_installed`."""
+
+    def num_pages(self, page_bytes: int) -> int:
+        """Pages that it takes from the pool."""
+
+    def install(self, pages: Sequence[int]) -> None:
+        """Begin to fill `pages`, which are the adapter's from now on. Never blocks."""
+
+    @property
+    def is_installed(self) -> bool:
+        """Whether a step that starts now may read the pages."""
+
+
 @dataclass(frozen=True, slots=True)
 class LoadResult:
     """What the loader made of `ref`: weights, or the reason why there are none."""
 
     ref: AdapterRef
-    weights: LoraWeights | None
+    weights: AdapterWeights | None
     error: EngineError | None = None
 
 
@@ -38,14 +55,14 @@ class State(Enum):
     QUEUED = auto()  # wanted; other loads are under way
     LOADING = auto()
     LOADED = auto()  # on the host, waiting for pages
-    READY = auto()
+    READY = auto()  # has pages; `AdapterWeights.is_installed` tells whether they are filled
 
 
 @dataclass(slots=True, eq=False)
 class _Entry:
     ref: AdapterRef
     state: State = State.QUEUED
-    weights: LoraWeights | None = None
+    weights: AdapterWeights | None = None
     pages: list[int] = field(default_factory=list)
     num_holders: int = 0
     last_used: int = 0
@@ -119,7 +136,9 @@ class Residency:
         """Hold an adapter for a running sequence; takes its pages if it has none yet."""
         entry = self._entries[adapter_key(ref)]
         if entry.state is State.LOADED:
+            assert entry.weights is not None
             entry.pages = self._pool.allocate(self._num_pages(entry), adapter_key(ref))
+            entry.weights.install(entry.pages)
             entry.state = State.READY
             self._start_loads()
         assert entry.state is State.READY, "acquire before it was loaded"
@@ -139,7 +158,11 @@ class Residency:
                 del self._entries[key]
         self._start_loads()
 
-    def weights(self, ref: AdapterRef) -> LoraWeights:
+    def is_installed(self, ref: AdapterRef) -> bool:
+        """Whether the pages of an adapter that a sequence holds are filled."""
+        return self.weights(ref).is_installed
+
+    def weights(self, ref: AdapterRef) -> AdapterWeights:
         """The weights of an adapter that a running sequence holds."""
         entry = self._entries[adapter_key(ref)]
         assert entry.num_holders > 0 and entry.weights is not None, "weights of an adapter not held"
@@ -180,7 +203,7 @@ class Residency:
         return [
             entry
             for entry in self._entries.values()
-            if entry.state is State.READY and entry.num_holders == 0
+            if entry.state is State.READY and entry.num_holders == 0 and _is_installed(entry)
         ]
 
     def _evict(self, entry: _Entry) -> None:
@@ -189,6 +212,9 @@ class Residency:
         del self._entries[key]
 
     def _num_pages(self, entry: _Entry) -> int:
-        if entry.weights is None:
-            return 0
-        return num_pages(entry.weights.num_bytes, self._page_bytes)
+        return entry.weights.num_pages(self._page_bytes) if entry.weights is not None else 0
+
+
+def _is_installed(entry: _Entry) -> bool:
+    # NOTE: pages that a copy still writes must not become somebody else's.
+    return entry.weights is not None and entry.weights.is_installed

@@ -7,13 +7,13 @@ rows outside them belong to the base.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from kernels.interface import LoraSegment
-from lora.weights import LoraWeights
 
 
-def group_rows(owners: Iterable[tuple[LoraWeights | None, int]]) -> list[LoraSegment]:
-    """`(weights or None for the base, number of rows)` in batch order -> merged neighbours.
+def group_rows(owners: Iterable[tuple[Any | None, int]]) -> list[LoraSegment]:
+    """`(adapter as kernels read it, None for the base; number of rows)`, neighbours merged.
 
     Empty where every row is the base's.
     """

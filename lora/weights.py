@@ -17,6 +17,7 @@ from torch import Tensor
 
 from kernels.interface import LoraPart, LoraSite, SiteKey
 from lora.base_spec import BaseSpec
+from lora.layout import num_pages
 from lora.manifest import AdapterManifest, LoraModule, TensorSpan
 from lora.sites import SITES
 
@@ -25,10 +26,24 @@ DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoraWeights:
-    """An adapter ready to run. Sites that it does not touch are absent."""
+    """An adapter ready to run on a CPU. Sites that it does not touch are absent.
+
+    Its tensors stay where they are: pages of the pool are its charge, and nothing is copied.
+    """
 
     sites: Mapping[SiteKey, LoraSite]
     num_bytes: int
+    is_installed = True
+
+    @property
+    def for_kernels(self) -> LoraWeights:
+        return self
+
+    def num_pages(self, page_bytes: int) -> int:
+        return num_pages(self.num_bytes, page_bytes)
+
+    def install(self, pages: Sequence[int]) -> None:
+        pass
 
 
 def load_weights(manifest: AdapterManifest, weights: Path, base: BaseSpec) -> LoraWeights:

@@ -32,8 +32,11 @@ LENGTH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
 class Checkpoint:
     """All tensors of a folder's safetensors files, each to be taken once."""
 
-    def __init__(self, folder: Path, dtype: torch.dtype, stack: ExitStack) -> None:
+    def __init__(
+        self, folder: Path, dtype: torch.dtype, device: torch.device, stack: ExitStack
+    ) -> None:
         self._dtype = dtype
+        self._device = device
         self._files = {}
         for path in _weight_files(folder):
             file = stack.enter_context(safe_open(str(path), framework="pt"))
@@ -47,7 +50,7 @@ class Checkpoint:
         file = self._files.pop(name, None)
         if file is None:
             raise UnsupportedBaseError(f"the checkpoint has no tensor {name}")
-        tensor: Tensor = file.get_tensor(name).to(self._dtype)
+        tensor: Tensor = file.get_tensor(name).to(self._device, self._dtype)
         return tensor
 
     def left_over(self) -> list[str]:
@@ -55,8 +58,10 @@ class Checkpoint:
         return sorted(name for name in self._files if not name.endswith("rotary_emb.inv_freq"))
 
 
-def load_decoder(folder: Path, base: BaseSpec, dtype: torch.dtype, ops: KernelBackend) -> Decoder:
-    """Read and pack the base model in `folder`.
+def load_decoder(
+    folder: Path, base: BaseSpec, dtype: torch.dtype, ops: KernelBackend, device: torch.device
+) -> Decoder:
+    """Read the base model in `folder` onto `device`, and pack it.
 
     Raises:
         UnsupportedBaseError: tensors are missing or left over, or its rotary form is not served.
@@ -66,7 +71,7 @@ def load_decoder(folder: Path, base: BaseSpec, dtype: torch.dtype, ops: KernelBa
         raise UnsupportedBaseError(f"activation {config.hidden_act!r} is not served")
     cos, sin = rotary_tables(config, base)
     with ExitStack() as stack:
-        checkpoint = Checkpoint(folder, dtype, stack)
+        checkpoint = Checkpoint(folder, dtype, device, stack)
         embedding = checkpoint.take(llama.EMBEDDING)
         tied = base.tie_word_embeddings
         if tied and llama.LM_HEAD in checkpoint:
@@ -83,8 +88,8 @@ def load_decoder(folder: Path, base: BaseSpec, dtype: torch.dtype, ops: KernelBa
         lm_head=PackedLinear(lm_head, None, ops),
         shape=AttentionShape(base.num_heads, base.num_kv_heads, base.head_dim),
         eps=config.rms_norm_eps,
-        cos=cos.to(dtype),
-        sin=sin.to(dtype),
+        cos=cos.to(device, dtype),
+        sin=sin.to(device, dtype),
         ops=ops,
     )
 
