@@ -1,4 +1,4 @@
-"""A bench's sections keep to their time: what overruns is cut and said so; what dies costs itself."""
+"""Sections of a bench keep to their time: what overruns is cut, what dies costs itself alone."""
 
 from __future__ import annotations
 
