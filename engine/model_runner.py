@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from engine.config import EngineConfig
-from engine.forward_batch import ForwardBatch, build_forward_batch
+from engine.forward_batch import ForwardBatch, build_forward_batch, lay_out
 from engine.kv_cache import CacheShape, LayeredKVCache
 from engine.models.decoder import Decoder
 from engine.models.loader import load_decoder
@@ -56,7 +56,8 @@ class ModelRunner:
         return CompletedStep(batch.sampling, token_ids)
 
     def prepare(self, step: Step, residency: Residency) -> ForwardBatch:
-        return build_forward_batch(step, weights_in(residency), self._ops, self._block_size)
+        layout = lay_out(step, weights_in(residency), self._block_size)
+        return build_forward_batch(layout, self._ops, self._block_size)
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         """Logits [M, V] float32 of the rows that sample."""
