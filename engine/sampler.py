@@ -40,6 +40,7 @@ def sample_tokens(
         torch.tensor([each.temperature for each in params], dtype=torch.float64),
         torch.tensor([each.top_k for each in params], dtype=torch.int64),
         torch.tensor([each.top_p for each in params], dtype=torch.float64),
+        torch.zeros(len(params), dtype=torch.float64),
         torch.tensor(uniform, dtype=torch.float64),
     )
     return list(token_ids.tolist())

@@ -11,14 +11,17 @@ from collections.abc import Sequence
 from kernels.cpu.attention import AttentionPlan, TileSizes, build_plan, paged_attention
 from kernels.cpu.linear import PackedLinear, linear, pack_linear
 from kernels.cpu.lora import add_lora, plan_lora
-from kernels.cpu.pointwise import rms_norm, rope_and_store_kv, silu_and_mul
-from kernels.cpu.sampling import sample
+from kernels.cpu.pointwise import add_rms_norm, rms_norm, rope_and_store_kv, silu_and_mul
+from kernels.cpu.sampling import apply_penalties, log_probs, sample
 from kernels.interface import SequenceSpan
 
 __all__ = [
     "PackedLinear",
     "add_lora",
+    "add_rms_norm",
+    "apply_penalties",
     "linear",
+    "log_probs",
     "pack_linear",
     "paged_attention",
     "plan_attention",

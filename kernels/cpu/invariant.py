@@ -18,13 +18,16 @@ from kernels.cpu.attention import AttentionPlan, TileSizes, build_plan, paged_at
 from kernels.cpu.linear import PackedLinear, pack_linear
 from kernels.cpu.linear import linear as tile_linear
 from kernels.cpu.lora import plan_lora
-from kernels.cpu.pointwise import rms_norm, rope_and_store_kv
-from kernels.cpu.sampling import sample
+from kernels.cpu.pointwise import add_rms_norm, rms_norm, rope_and_store_kv
+from kernels.cpu.sampling import apply_penalties, log_probs, sample
 from kernels.interface import LoraSegment, SequenceSpan, SiteKey
 
 __all__ = [
     "add_lora",
+    "add_rms_norm",
+    "apply_penalties",
     "linear",
+    "log_probs",
     "pack_linear",
     "paged_attention",
     "plan_attention",

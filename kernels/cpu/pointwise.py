@@ -13,6 +13,10 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return (rows * scale).to(x.dtype).mul_(weight)
 
 
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return rms_norm(residual.add_(x), weight, eps)
+
+
 def silu_and_mul(gate_up: Tensor) -> Tensor:
     gate, up = gate_up.chunk(2, dim=-1)
     return functional.silu(gate).mul_(up)

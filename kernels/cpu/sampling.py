@@ -1,4 +1,4 @@
-"""Draw tokens: truncation by threshold, then one inverse CDF per row in float64.
+"""From logits to tokens: penalties, truncation by threshold, one inverse CDF per row in float64.
 
 Truncating by a threshold value instead of by rank makes the result independent of how a sort
 breaks ties. Invariant: equal logits and equal `uniform` give equal tokens.
@@ -13,8 +13,28 @@ from torch import Tensor
 NUCLEUS_CANDIDATES = 1024
 
 
+def apply_penalties(
+    logits: Tensor,
+    output_counts: Tensor,
+    seen: Tensor,
+    repetition: Tensor,
+    frequency: Tensor,
+    presence: Tensor,
+) -> None:
+    repetition = repetition[:, None]
+    repeated = torch.where(logits > 0, logits / repetition, logits * repetition)
+    torch.where(seen, repeated, logits, out=logits)
+    penalty = frequency[:, None] * output_counts + presence[:, None] * (output_counts > 0)
+    logits.sub_(penalty)
+
+
 def sample(
-    logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, uniform: Tensor
+    logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    uniform: Tensor,
 ) -> Tensor:
     token_ids = torch.argmax(logits, dim=-1)
     drawn = torch.nonzero(temperature > 0).flatten()
@@ -23,6 +43,7 @@ def sample(
     scores = logits[drawn].double()
     # Relative to the highest, so that no temperature is small enough to overflow.
     scores = (scores - scores.amax(dim=-1, keepdim=True)) / temperature[drawn, None]
+    keep_min_p(scores, min_p[drawn])
     keep_top_k(scores, top_k[drawn])
     weights = torch.softmax(scores, dim=-1)
     keep_top_p(weights, top_p[drawn])
@@ -33,6 +54,12 @@ def sample(
     last = weights.shape[1] - 1 - weights.flip(-1).ne(0).int().argmax(dim=-1)
     token_ids[drawn] = torch.minimum(choice, last)
     return token_ids
+
+
+def keep_min_p(scores: Tensor, min_p: Tensor) -> None:
+    """Set to -inf what is less likely than min_p times the row's likeliest, whose score is 0."""
+    for row in torch.nonzero(min_p > 0).flatten().tolist():
+        scores[row].masked_fill_(scores[row].exp() < min_p[row], -torch.inf)
 
 
 def keep_top_k(scores: Tensor, top_k: Tensor) -> None:
@@ -58,3 +85,20 @@ def _nucleus_threshold(weights: Tensor, top_p: float) -> Tensor:
     reached = largest.cumsum(dim=0) >= top_p
     index = int(reached.int().argmax()) if bool(reached.any()) else len(largest) - 1
     return largest[index]
+
+
+def log_probs(logits: Tensor, token_ids: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:
+    normal = torch.log_softmax(logits.float(), dim=-1)
+    chosen = normal.gather(1, token_ids[:, None]).squeeze(1)
+    top_ids = torch.empty(logits.shape[0], num_top, dtype=torch.int64)
+    for row in range(logits.shape[0] if num_top else 0):
+        top_ids[row] = _likeliest(logits[row], num_top)
+    return chosen, top_ids, normal.gather(1, top_ids)
+
+
+def _likeliest(logits: Tensor, num_top: int) -> Tensor:
+    """`topk` orders ties at will; a stable sort of what reaches its last value does not."""
+    last = torch.topk(logits, num_top).values[-1]
+    token_ids = torch.nonzero(logits >= last).flatten()
+    order = torch.sort(logits[token_ids], descending=True, stable=True).indices
+    return token_ids[order[:num_top]]

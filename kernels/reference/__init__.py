@@ -32,6 +32,11 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return weight * (rows * scale).to(x.dtype)
 
 
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+    residual.copy_(residual + x)
+    return rms_norm(residual, weight, eps)
+
+
 def silu_and_mul(gate_up: Tensor) -> Tensor:
     gate, up = gate_up.float().chunk(2, dim=-1)
     return (gate / (1 + torch.exp(-gate)) * up).to(gate_up.dtype)
@@ -108,30 +113,56 @@ def add_lora(y: Tensor, x: Tensor, plan: list[LoraSegment], key: SiteKey) -> Non
                 y[row, out_begin:out_end] = (y[row, out_begin:out_end].float() + delta).to(y.dtype)
 
 
+def apply_penalties(
+    logits: Tensor,
+    output_counts: Tensor,
+    seen: Tensor,
+    repetition: Tensor,
+    frequency: Tensor,
+    presence: Tensor,
+) -> None:
+    for row in range(logits.shape[0]):
+        for token in range(logits.shape[1]):
+            logit = logits[row, token]
+            if seen[row, token]:
+                logit = logit / repetition[row] if logit > 0 else logit * repetition[row]
+            count = output_counts[row, token]
+            penalty = frequency[row] * count + presence[row] * (count > 0)
+            logits[row, token] = logit - penalty
+
+
 def sample(
-    logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, uniform: Tensor
+    logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    uniform: Tensor,
 ) -> Tensor:
+    parameters = zip(temperature, top_k, top_p, min_p, uniform, strict=True)
     return torch.tensor(
         [
-            _sample_row(row, float(t), int(k), float(p), float(u))
-            for row, t, k, p, u in zip(logits, temperature, top_k, top_p, uniform, strict=True)
+            _sample_row(row, float(t), int(k), float(p), float(m), float(u))
+            for row, (t, k, p, m, u) in zip(logits, parameters, strict=True)
         ],
         dtype=torch.int64,
     )
 
 
 def _sample_row(
-    logits: Tensor, temperature: float, top_k: int, top_p: float, uniform: float
+    logits: Tensor, temperature: float, top_k: int, top_p: float, min_p: float, uniform: float
 ) -> int:
     if temperature == 0:
         return int(torch.argmax(logits))
     highest = float(logits.max())
     scores = [(score - highest) / temperature for score in logits.double().tolist()]
+    scores = [score if math.exp(score) >= min_p else -math.inf for score in scores]
     if top_k:
         last = sorted(scores, reverse=True)[min(top_k, len(scores)) - 1]
         scores = [score if score >= last else -math.inf for score in scores]
     weights = [math.exp(score) for score in scores]
-    weights = _nucleus(weights, top_p)
+    if top_p < 1:
+        weights = _nucleus(weights, top_p)
     target, passed = uniform * sum(weights), 0.0
     for token, weight in enumerate(weights):
         passed += weight
@@ -147,3 +178,14 @@ def _nucleus(weights: list[float], top_p: float) -> list[float]:
         if passed >= top_p * total:
             return [w if w >= weight else 0.0 for w in weights]
     return weights
+
+
+def log_probs(logits: Tensor, token_ids: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:
+    normal = torch.log_softmax(logits.double(), dim=-1).float()
+    chosen = [row[token] for row, token in zip(normal, token_ids.tolist(), strict=True)]
+    likeliest = [
+        sorted(range(len(row)), key=lambda token: (-row[token], token))[:num_top]
+        for row in logits.tolist()
+    ]
+    top_ids = torch.tensor(likeliest, dtype=torch.int64)
+    return torch.stack(chosen), top_ids, normal.gather(1, top_ids)

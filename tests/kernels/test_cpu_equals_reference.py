@@ -101,6 +101,11 @@ def test_linear_norm_and_activation_equal_reference(
         ),
         (backend.linear(x, backend.pack_linear(weight), None), REFERENCE.linear(x, weight, None)),
         (backend.rms_norm(x, gain, 1e-5), REFERENCE.rms_norm(x, gain, 1e-5)),
+        (
+            backend.add_rms_norm(x.flip(0), got_sum := x.clone(), gain, 1e-5),
+            REFERENCE.add_rms_norm(x.flip(0), want_sum := x.clone(), gain, 1e-5),
+        ),
+        (got_sum, want_sum),
         (backend.silu_and_mul(x), REFERENCE.silu_and_mul(x)),
     ]
     for got, want in pairs:
@@ -175,30 +180,3 @@ def test_rope_and_store_equals_reference_and_touches_only_its_slots(
     torch.testing.assert_close(caches[1], caches[3])
     untouched = sorted(set(range(64)) - set(slots.tolist()))
     assert caches[0].flatten(1, 2)[:, untouched].abs().max().item() == 0
-
-
-@settings(max_examples=60, deadline=None, derandomize=True)
-@given(
-    seed=st.integers(0, 1000),
-    temperature=st.sampled_from([0.0, 1e-310, 0.3, 1.0, 1.7]),
-    top_k=st.sampled_from([0, 1, 2, 5, 400]),
-    top_p=st.sampled_from([0.01, 0.5, 0.9, 1.0]),
-    uniform=st.floats(0, 1, exclude_max=True),
-    ties=st.booleans(),
-)
-def test_sample_equals_reference(
-    seed: int, temperature: float, top_k: int, top_p: float, uniform: float, ties: bool
-) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    logits = torch.randn(4, 300, generator=generator) * 3
-    if ties:
-        logits = logits.round()
-    rows = logits.shape[0]
-    arguments = (
-        torch.full((rows,), temperature, dtype=torch.float64),
-        torch.full((rows,), top_k),
-        torch.full((rows,), top_p, dtype=torch.float64),
-        torch.full((rows,), uniform, dtype=torch.float64),
-    )
-    got = BACKENDS["cpu"].sample(logits, *arguments)
-    assert got.tolist() == REFERENCE.sample(logits, *arguments).tolist()
