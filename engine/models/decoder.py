@@ -80,14 +80,18 @@ class Decoder:
         ops, eps = self._ops, self._eps
         hidden = self._embedding.index_select(0, batch.input_ids)
         cos, sin = self._cos[batch.positions], self._sin[batch.positions]
+        normed = ops.rms_norm(hidden, self.layers[0].input_norm, eps)
         for index, layer in enumerate(self.layers):
-            normed = ops.rms_norm(hidden, layer.input_norm, eps)
-            hidden = hidden + self._attention(index, layer, normed, cos, sin, batch, kv_cache)
-            normed = ops.rms_norm(hidden, layer.post_attention_norm, eps)
+            update = self._attention(index, layer, normed, cos, sin, batch, kv_cache)
+            normed = ops.add_rms_norm(update, hidden, layer.post_attention_norm, eps)
             gate_up = layer.gate_up_proj(normed, batch)
-            hidden = hidden + layer.down_proj(ops.silu_and_mul(gate_up), batch)
-        rows = hidden.index_select(0, batch.logits_rows)
-        return self._lm_head(ops.rms_norm(rows, self._norm, eps), batch).float()
+            update = layer.down_proj(ops.silu_and_mul(gate_up), batch)
+            if index + 1 < len(self.layers):
+                following = self.layers[index + 1].input_norm
+                normed = ops.add_rms_norm(update, hidden, following, eps)
+        update = update.index_select(0, batch.logits_rows)
+        hidden = hidden.index_select(0, batch.logits_rows)
+        return self._lm_head(ops.add_rms_norm(update, hidden, self._norm, eps), batch).float()
 
     def _attention(
         self,
