@@ -176,10 +176,21 @@ def _atomic(original: Callable[..., Any]) -> Callable[..., Any]:
     return create_atomic
 
 
+def _constant(_original: Callable[..., Any]) -> Callable[..., Any]:
+    """3.6 has no such method."""
+
+    def get_bf16(self: Any, value: float) -> TensorHandle:
+        return TensorHandle(np.array([value], dtype=np.float32), tl.bfloat16)
+
+    return get_bf16
+
+
+_MISSING = object()
 _PATCHES: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
     (interpreter, "_get_np_dtype", _np_dtype),
     (interpreter, "_validate_np_data_size", _fits),
     (TensorHandle, "__post_init__", _post_init),
+    (InterpreterBuilder, "get_bf16", _constant),
     (InterpreterBuilder, "create_masked_load", _load),
     (InterpreterBuilder, "create_masked_store", _store),
     (InterpreterBuilder, "cast_impl", _cast),
@@ -200,7 +211,7 @@ def install() -> None:
     if _originals:
         return
     for owner, name, patch in _PATCHES:
-        original = getattr(owner, name)
+        original = getattr(owner, name, _MISSING)
         _originals.append((owner, name, original))
         setattr(owner, name, patch(original))
 
@@ -208,7 +219,10 @@ def install() -> None:
 def uninstall() -> None:
     while _originals:
         owner, name, original = _originals.pop()
-        setattr(owner, name, original)
+        if original is _MISSING:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, original)
 
 
 @contextmanager
