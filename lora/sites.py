@@ -35,3 +35,9 @@ OUT = Site("self_attn.o_proj", ("self_attn.o_proj",))
 GATE_UP = Site("mlp.gate_up_proj", ("mlp.gate_proj", "mlp.up_proj"))
 DOWN = Site("mlp.down_proj", ("mlp.down_proj",))
 SITES = (QKV, OUT, GATE_UP, DOWN)
+
+EMBED_TOKENS = (-1, "embed_tokens")
+"""Site key of the input embedding, which belongs to no layer."""
+
+LM_HEAD = (-1, "lm_head")
+"""Site key of the language model head."""
