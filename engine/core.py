@@ -1,15 +1,17 @@
 """The engine: `add`, `abort`, `step`. Read this file first.
 
-`step()` is schedule -> execute -> update. Tokens in, tokens out: no HTTP, no SQL, no text, no
-tenant names. Synchronous and single-threaded; other threads talk to it by message
+`step()` is schedule -> launch -> collect. On the CPU a step is collected as soon as it is launched.
+On a GPU step n + 1 is scheduled and launched while n runs, then n is collected: the device never
+waits for the scheduler, and what n samples goes into n + 1 on the device (`engine/sequence.py`
+says how a token is scheduled before it is known). Tokens in, tokens out: no HTTP, no SQL, no text,
+no tenant names. Synchronous and single-threaded; other threads talk to it by message
 (`engine/loop.py`). Invariant: every request that was added ends in exactly one output with a
-finish reason.
+finish reason, or was aborted.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping
+from collections import defaultdict, deque
 from typing import Protocol
 
 import structlog
@@ -36,9 +38,21 @@ INTERNAL_ERROR = EngineError(code="internal_error", message="The engine failed o
 
 
 class Runner(Protocol):
-    """Executes one step: computes its tokens and samples for whoever is complete."""
+    """Executes steps in order: computes their tokens and samples for whoever is complete."""
 
-    def execute(self, step: Step, residency: Residency) -> StepHandle: ...
+    @property
+    def max_in_flight(self) -> int:
+        """1: a step is collected before the next one is launched. 2: after, by one step.
+
+        With 2, an input id of `-1 - row` stands for row `row` of what the step launched before
+        this one sampled.
+        """
+
+    def execute(self, step: Step, residency: Residency) -> StepHandle:
+        """Launch `step`; all that it needs of the sequences is read before this returns.
+
+        Where this or the handle's `result` raises, the device is done with the step's pages.
+        """
 
 
 class Loader(Protocol):
@@ -59,6 +73,7 @@ class EngineCore:
         self._runner = runner
         self._loader = loader
         self._engine_id = engine_id
+        self._in_flight: deque[tuple[Step, StepHandle]] = deque()
         self._num_added = 0
         self.num_steps = 0
         self._answers: list[tuple[str, TokenOutput]] = []
@@ -70,12 +85,16 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.num_sequences > 0 or bool(self._answers)
+        return self.scheduler.num_sequences > 0 or self._has_results
 
     @property
     def has_runnable(self) -> bool:
         """False while all there is waits for an adapter: then the next step would do nothing."""
-        return bool(self._answers) or self.scheduler.num_loading < self.scheduler.num_sequences
+        return self._has_results or self.scheduler.num_loading < self.scheduler.num_sequences
+
+    @property
+    def _has_results(self) -> bool:
+        return bool(self._answers) or bool(self._in_flight)
 
     def add(self, request: EngineRequest) -> None:
         """Queue a request; what is wrong with it is answered by the next `step`."""
@@ -91,33 +110,55 @@ class EngineCore:
 
     def step(self) -> dict[str, OutputBatch]:
         """Run one iteration; returns what each API process (by id) has to be told."""
-        for result in self._loader.take_completed():
-            self.scheduler.complete_load(result)
-        for sequence, error in self.scheduler.take_failed():
-            self._answer_error(sequence, error)
+        self._take_loads()
         step = self.scheduler.schedule()
         if step:
-            self.num_steps += 1
-            sampled = self._execute(step)
-            for sequence in self.scheduler.update(step, sampled):
-                self._answers.append((sequence.request.api_id, self._output(sequence)))
+            self._launch(step)
+        if not step or len(self._in_flight) == self._runner.max_in_flight:
+            self._collect()
         return self._take_answers()
 
     def check_integrity(self) -> None:
         """Assert that the books of pages, sequences and adapters agree."""
         self.scheduler.check_integrity()
 
-    def _execute(self, step: Step) -> Mapping[Sequence, int]:
+    def _take_loads(self) -> None:
+        for result in self._loader.take_completed():
+            self.scheduler.complete_load(result)
+        for sequence, error in self.scheduler.take_failed():
+            self._answer_error(sequence, error)
+
+    def _launch(self, step: Step) -> None:
+        self.num_steps += 1
         try:
-            return self._runner.execute(step, self.residency).result()
+            handle = self._runner.execute(step, self.residency)
         except Exception:  # the engine answers, whatever broke
-            ids = [sequence.request_id for sequence in step]
-            log.exception("step_failed", request_ids=ids, num_tokens=list(step.values()))
-            for sequence in list(step):
-                del step[sequence]
-                self.scheduler.fail(sequence)
-                self._answer_error(sequence, INTERNAL_ERROR)
-            return {}
+            log.exception("launch_failed", **_described(step))
+            self._collect()  # the step before it may still be well
+            self._fail(step)
+        else:
+            self.scheduler.launch(step, handle.sampling)
+            self._in_flight.append((step, handle))
+
+    def _collect(self) -> None:
+        """Wait for the oldest step in flight, if there is one, and answer what it sampled."""
+        if not self._in_flight:
+            return
+        step, handle = self._in_flight.popleft()
+        try:
+            sampled = handle.result()
+        except Exception:  # the engine answers, whatever broke
+            log.exception("step_failed", **_described(step))
+            self.scheduler.land(step)
+            self._fail(step)
+            return
+        self.scheduler.land(step)
+        for sequence in self.scheduler.update(sampled):
+            self._answers.append((sequence.request.api_id, self._output(sequence)))
+
+    def _fail(self, step: Step) -> None:
+        for sequence in self.scheduler.fail(step):
+            self._answer_error(sequence, INTERNAL_ERROR)
 
     def _check(self, request: EngineRequest) -> EngineError | None:
         """What the API should have refused; the engine does not trust it."""
@@ -154,7 +195,7 @@ class EngineCore:
             request_id=sequence.request_id,
             epoch=sequence.request.epoch,
             index=sequence.num_generated_tokens - 1,
-            token_ids=[sequence.token_ids[-1]],
+            token_ids=[sequence.last_token_id],
             num_prompt_tokens=sequence.num_prompt_tokens,
             num_generated_tokens=sequence.num_generated_tokens,
             finish_reason=sequence.finish_reason,
@@ -169,3 +210,11 @@ class EngineCore:
             api_id: OutputBatch(engine_id=self._engine_id, outputs=outputs)
             for api_id, outputs in by_api.items()
         }
+
+
+def _described(step: Step) -> dict[str, list[str] | list[int]]:
+    """A step for the log."""
+    return {
+        "request_ids": [sequence.request_id for sequence in step],
+        "num_tokens": list(step.values()),
+    }

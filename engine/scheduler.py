@@ -6,15 +6,20 @@ is not ready is skipped, never waited for. When pages run out, the newest sequen
 recomputed later. Source: iteration-level scheduling (Orca, Yu et al. 2022), chunked prefill
 (Sarathi, Agrawal et al. 2023), preemption by recompute (vLLM, Kwon et al. 2023).
 
-Invariant: the oldest sequence always makes progress, since everything else can be preempted or
-evicted for it.
+A step may be scheduled while the one before it is in flight: the tokens of that one have
+placeholders then. What ends by length is known ahead; what ends by a stop token is learnt one step
+late, and the token computed in excess is dropped.
+
+Invariants: the oldest sequence always makes progress, since everything else can be preempted or
+evicted for it; pages and adapters that a step in flight uses stay until it has landed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 
 from engine.config import EngineConfig
+from engine.holdings import Holdings
 from engine.messages import EngineError, FinishReason
 from engine.page_pool import PagePool
 from engine.residency import AdapterKey, LoadResult, Residency, adapter_key
@@ -31,11 +36,13 @@ class Scheduler:
         self, config: EngineConfig, max_model_len: int, pool: PagePool, residency: Residency
     ) -> None:
         self._config = config
-        self._max_model_len = max_model_len
         self._pool = pool
         self._residency = residency
+        self._holdings = Holdings(pool, residency, config.block_size, max_model_len)
         self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []
+        self._leaving: list[Sequence] = []
+        """Ended or aborted, with their pages: a step in flight still uses them."""
         self._failed: list[tuple[Sequence, EngineError]] = []
 
     @property
@@ -53,7 +60,7 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> EngineError | None:
         """Queue a sequence; an error where it could never run here."""
-        error = self._never_fits(sequence)
+        error = self._holdings.never_fits(sequence)
         if error is None:
             self._waiting.append(sequence)
             if sequence.adapter is not None:
@@ -64,7 +71,7 @@ class Scheduler:
         """Drop a request wherever it is, and free what it holds. False where it is not here."""
         for sequence in [*self._running, *self._waiting]:
             if (sequence.request_id, sequence.request.epoch) == (request_id, epoch):
-                self._drop(sequence)
+                self._end(sequence, FinishReason.ABORT)
                 self._forget_unwanted_adapters()
                 return True
         return False
@@ -73,7 +80,7 @@ class Scheduler:
         """An adapter arrived, or failed: then exactly the requests for it fail."""
         self._residency.complete(result)
         for sequence in self._waiting_for(adapter_key(result.ref)):
-            error = result.error or self._never_fits(sequence)
+            error = result.error or self._holdings.never_fits(sequence)
             if error is not None:
                 self._waiting.remove(sequence)
                 self._failed.append((sequence, error))
@@ -84,6 +91,7 @@ class Scheduler:
         return failed
 
     def schedule(self) -> Step:
+        """The next step; empty where nothing can run before the step in flight has landed."""
         step: Step = {}
         budget = self._config.max_num_batched_tokens
         budget, has_preempted = self._schedule_running(step, budget)
@@ -91,28 +99,54 @@ class Scheduler:
             self._admit_waiting(step, budget)
         return step
 
-    def update(self, step: Step, sampled: Mapping[Sequence, int]) -> list[Sequence]:
-        """Book a finished forward pass; returns the sequences that got a token."""
+    def launch(self, step: Step, sampling: Iterable[Sequence]) -> None:
+        """Book a step that now runs: what follows it can be scheduled before its tokens are known.
+
+        Row i of the ids that it samples will be those of the i-th sequence of `sampling`.
+        """
         for sequence, num_tokens in step.items():
             sequence.num_computed_tokens += num_tokens
-        for sequence, token_id in sampled.items():
-            sequence.append(token_id, self._max_num_tokens(sequence))
-            if sequence.finish_reason is not None:
-                self._drop(sequence)
-        return list(sampled)
+            sequence.num_in_flight += 1
+        for row, sequence in enumerate(sampling):
+            sequence.append_placeholder(row)
 
-    def fail(self, sequence: Sequence) -> None:
-        """Take a sequence out after an error in its step."""
-        sequence.finish_reason = FinishReason.ERROR
-        self._drop(sequence)
+    def land(self, step: Step) -> None:
+        """A launched step is over, well or not: what only it used is free."""
+        for sequence in step:
+            sequence.num_in_flight -= 1
+            if sequence in self._leaving and sequence.num_in_flight == 0:
+                self._leaving.remove(sequence)
+                self._holdings.release(sequence)
+
+    def update(self, sampled: Mapping[Sequence, int]) -> list[Sequence]:
+        """Book the tokens of a step that landed; returns the sequences that got one.
+
+        A token of a sequence that has ended since is dropped.
+        """
+        live = [sequence for sequence in sampled if not sequence.is_finished]
+        for sequence in live:
+            sequence.resolve(sampled[sequence], self._holdings.max_num_tokens(sequence))
+            if sequence.finish_reason is not None:
+                self._end(sequence, sequence.finish_reason)
+        return live
+
+    def fail(self, step: Step) -> list[Sequence]:
+        """Take out the sequences of a step that broke; returns those that had not ended yet."""
+        live = [sequence for sequence in step if not sequence.is_finished]
+        for sequence in live:
+            self._end(sequence, FinishReason.ERROR)
+        return live
 
     def check_integrity(self) -> None:
         """Assert that pages, sequences and adapters agree on who owns what."""
         self._pool.check_integrity(self._owners())
         for sequence in self._running:
-            covered = len(sequence.block_table) * self._config.block_size
-            assert covered >= sequence.num_computed_tokens, "a computed token has no page"
-        assert all(not sequence.block_table for sequence in self._waiting)
+            self._holdings.check_integrity(sequence)
+        for sequence in self._waiting:
+            assert not sequence.block_table and not sequence.num_in_flight, "it holds pages"
+            assert not sequence.num_placeholders, "a token that nothing will compute"
+        for sequence in self._leaving:
+            assert sequence.is_finished and sequence.num_in_flight, "it could have left"
 
     def _schedule_running(self, step: Step, budget: int) -> tuple[int, bool]:
         """Give running sequences their tokens: (budget left, whether one was preempted).
@@ -124,10 +158,14 @@ class Scheduler:
         for sequence in sorted(self._running, key=lambda each: each.num_uncomputed_tokens > 1):
             if budget == 0:
                 break
-            if sequence not in self._running:  # preempted for an older one
-                continue
+            if sequence not in self._running or not self._can_compute(sequence):
+                continue  # `not in`: preempted for an older one
             num_tokens = min(sequence.num_uncomputed_tokens, budget)
-            while not self._reserve(sequence, num_tokens):
+            while not self._holdings.extend(sequence, num_tokens):
+                if self._has_step_in_flight:
+                    # Landing may free pages; what is in flight cannot be preempted anyway.
+                    step.clear()
+                    return 0, False
                 has_preempted = True
                 victim = self._running[-1]
                 budget += step.pop(victim, 0)
@@ -148,10 +186,14 @@ class Scheduler:
                 continue
             num_tokens = min(sequence.num_uncomputed_tokens, budget)
             # NOTE: no younger sequence overtakes one that waits for pages, so none starves.
-            if not self._start(sequence, num_tokens):
+            if not self._holdings.acquire(sequence, num_tokens):
                 return
-            step[sequence] = num_tokens
-            budget -= num_tokens
+            self._waiting.remove(sequence)
+            self._running.append(sequence)
+            self._running.sort(key=lambda each: each.arrival)
+            if self._can_compute(sequence):
+                step[sequence] = num_tokens
+                budget -= num_tokens
 
     def _request_adapter(self, sequence: Sequence) -> None:
         """It may have been evicted while its request waited."""
@@ -161,72 +203,37 @@ class Scheduler:
     def _is_loading(self, sequence: Sequence) -> bool:
         return sequence.adapter is not None and self._residency.is_loading(sequence.adapter)
 
-    def _start(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Let a waiting sequence run, if its adapter and its first tokens both get their pages."""
-        needed, adapter = self._num_blocks(num_tokens), sequence.adapter
-        if adapter is not None:
-            needed += self._residency.num_missing_pages(adapter)
-        if not self._residency.make_room(needed, keep=adapter):
+    def _can_compute(self, sequence: Sequence) -> bool:
+        """False while its adapter's pages are being filled, or its last token is in flight."""
+        if sequence.adapter is not None and not self._residency.is_installed(sequence.adapter):
             return False
-        if adapter is not None:
-            self._residency.acquire(adapter)
-        num_blocks = self._num_blocks(num_tokens)
-        sequence.block_table = self._pool.allocate(num_blocks, sequence.request_id)
-        self._waiting.remove(sequence)
-        self._running.append(sequence)
-        self._running.sort(key=lambda each: each.arrival)
-        return True
+        return sequence.num_placeholders == 0 or not sequence.reaches_limit(
+            sequence.num_tokens, self._holdings.max_num_tokens(sequence)
+        )
+
+    @property
+    def _has_step_in_flight(self) -> bool:
+        return any(sequence.num_in_flight for sequence in (*self._running, *self._leaving))
 
     def _preempt(self, sequence: Sequence) -> None:
         """Give its pages back and recompute it later; the tokens it has stay."""
-        self._leave(sequence)
+        self._running.remove(sequence)
+        self._holdings.release(sequence)
         sequence.num_computed_tokens = 0
         self._waiting.append(sequence)
         self._waiting.sort(key=lambda each: each.arrival)
 
-    def _leave(self, sequence: Sequence) -> None:
-        self._running.remove(sequence)
-        self._pool.free(sequence.block_table, sequence.request_id)
-        sequence.block_table = []
-        if sequence.adapter is not None:
-            self._residency.release(sequence.adapter)
-
-    def _drop(self, sequence: Sequence) -> None:
-        if sequence in self._running:
-            self._leave(sequence)
-        else:
+    def _end(self, sequence: Sequence, reason: FinishReason) -> None:
+        """Take a sequence out; what a step in flight uses of it stays until that has landed."""
+        sequence.finish_reason = reason
+        if sequence in self._waiting:
             self._waiting.remove(sequence)
-
-    def _reserve(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Pages for the next `num_tokens`, evicting idle adapters where needed."""
-        needed = self._num_blocks(sequence.num_computed_tokens + num_tokens)
-        missing = needed - len(sequence.block_table)
-        if missing > 0:
-            if not self._residency.make_room(missing):
-                return False
-            sequence.block_table += self._pool.allocate(missing, sequence.request_id)
-        return True
-
-    def _never_fits(self, sequence: Sequence) -> EngineError | None:
-        """Alone in the pool, there must be room for the adapter and for one more token."""
-        room = self._max_num_tokens(sequence)
-        if sequence.num_tokens < room:
-            return None
-        message = f"The prompt has {sequence.num_tokens} tokens; this engine has room for {room}"
-        if sequence.adapter is not None:
-            message += " beside the adapter"
-        return EngineError(code="request_too_large", message=f"{message}.")
-
-    def _max_num_tokens(self, sequence: Sequence) -> int:
-        """Where a sequence ends at the latest: the model's context, or all pages but its own
-        adapter's."""
-        num_pages = self._pool.num_pages
-        if sequence.adapter is not None:
-            num_pages -= self._residency.num_pages_of(sequence.adapter)
-        return min(self._max_model_len, max(0, num_pages) * self._config.block_size)
-
-    def _num_blocks(self, num_tokens: int) -> int:
-        return -(-num_tokens // self._config.block_size)
+            return
+        self._running.remove(sequence)
+        if sequence.num_in_flight > 0:
+            self._leaving.append(sequence)
+        else:
+            self._holdings.release(sequence)
 
     def _forget_unwanted_adapters(self) -> None:
         wanted = [sequence.adapter for sequence in self._waiting if sequence.adapter is not None]
@@ -241,5 +248,5 @@ class Scheduler:
 
     def _owners(self) -> Iterator[tuple[Hashable, list[int]]]:
         yield from self._residency.owners()
-        for sequence in self._running:
+        for sequence in (*self._running, *self._leaving):
             yield sequence.request_id, sequence.block_table

@@ -1,6 +1,10 @@
 """One request inside the engine: its tokens, how many are computed, and its pages.
 
-Holds no tensors. Invariant: `block_table` covers at least `num_computed_tokens`.
+Holds no tensors. A token that a step in flight samples has a *placeholder* at its place until that
+step is collected: `-1 - row`, where the step's sampled ids will have it. So positions are known
+before tokens are, and the next step can be built on them. A step counts as computed once it has
+been launched. Invariants: `block_table` covers at least `num_computed_tokens`; placeholders come
+last in `token_ids`; none is left when no step is in flight.
 """
 
 from __future__ import annotations
@@ -17,6 +21,9 @@ class Sequence:
         self.token_ids = [*request.prompt_token_ids, *request.delivered_token_ids]
         self.num_prompt_tokens = len(request.prompt_token_ids)
         self.num_computed_tokens = 0
+        self.num_placeholders = 0
+        self.num_in_flight = 0
+        """Steps that were launched with tokens of this sequence and are not collected yet."""
         self.block_table: list[int] = []
         self.finish_reason: FinishReason | None = None
 
@@ -29,22 +36,47 @@ class Sequence:
         return self.request.adapter
 
     @property
+    def is_finished(self) -> bool:
+        return self.finish_reason is not None
+
+    @property
     def num_tokens(self) -> int:
+        """Known tokens and placeholders."""
         return len(self.token_ids)
 
     @property
+    def num_known_tokens(self) -> int:
+        return len(self.token_ids) - self.num_placeholders
+
+    @property
     def num_generated_tokens(self) -> int:
-        return len(self.token_ids) - self.num_prompt_tokens
+        """Known ones: what has been delivered, and is billed."""
+        return self.num_known_tokens - self.num_prompt_tokens
 
     @property
     def num_uncomputed_tokens(self) -> int:
         return len(self.token_ids) - self.num_computed_tokens
 
-    def append(self, token_id: int, max_num_tokens: int) -> None:
-        """Take a sampled token and see whether it is the last one that fits or is wanted."""
-        self.token_ids.append(token_id)
-        sampling = self.request.sampling
-        if token_id in sampling.stop_token_ids:
+    @property
+    def last_token_id(self) -> int:
+        """The last one that is known."""
+        return self.token_ids[self.num_known_tokens - 1]
+
+    def append_placeholder(self, row: int) -> None:
+        """A step was launched that samples the next token as its row `row`."""
+        self.token_ids.append(-1 - row)
+        self.num_placeholders += 1
+
+    def resolve(self, token_id: int, max_num_tokens: int) -> None:
+        """Take the token of the oldest placeholder; see whether it is the last that is wanted."""
+        self.token_ids[self.num_known_tokens] = token_id
+        self.num_placeholders -= 1
+        if token_id in self.request.sampling.stop_token_ids:
             self.finish_reason = FinishReason.STOP
-        elif self.num_generated_tokens >= sampling.max_tokens or self.num_tokens >= max_num_tokens:
+        elif self.reaches_limit(self.num_known_tokens, max_num_tokens):
             self.finish_reason = FinishReason.LENGTH
+
+    def reaches_limit(self, num_tokens: int, max_num_tokens: int) -> bool:
+        """Whether it ends at the latest when it has `num_tokens`: known before any token is."""
+        num_wanted = self.num_prompt_tokens + self.request.sampling.max_tokens
+        return num_tokens >= min(num_wanted, max_num_tokens)

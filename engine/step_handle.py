@@ -23,8 +23,8 @@ class StepHandle(Protocol):
     def result(self) -> Mapping[EngineSequence, int]:
         """Wait for the step; the token of each sequence in `sampling`.
 
-        Raises whatever the step failed with. When it returns, the device is done with every page
-        that the step read or wrote.
+        Raises whatever the step failed with. Either way the device is then done with every page
+        that the step reads or writes.
         """
 
 

@@ -11,21 +11,14 @@ from hypothesis import strategies as st
 
 from engine.config import EngineConfig
 from engine.core import EngineCore
-from engine.messages import AdapterRef, EngineError, EngineRequest, FinishReason, TokenOutput
-from engine.residency import LoadResult, Residency
+from engine.messages import AdapterRef, EngineRequest, FinishReason, TokenOutput
+from engine.residency import Residency
 from engine.scheduler import Step
 from engine.sequence import Sequence
 from engine.step_handle import CompletedStep, StepHandle
-from lora.weights import LoraWeights
 from tests.builders.adapters import TINY_BASE
 from tests.builders.engines import make_request, tokens_of
-
-PAGE_BYTES = EngineConfig(block_size=8).page_bytes(TINY_BASE)
-CORRUPT = EngineError(code="adapter_corrupt", message="damaged")
-
-
-def make_ref(name: str) -> AdapterRef:
-    return AdapterRef(tenant_id=f"ten_{name}", digest=f"sha256:{name}", locator=name)
+from tests.builders.scripted_loader import CORRUPT, PAGE_BYTES, ScriptedLoader, make_ref
 
 
 @dataclass
@@ -35,6 +28,7 @@ class ScriptedRunner:
     config: EngineConfig
     steps: list[dict[str, int]] = field(default_factory=list)
     poison: str | None = None
+    max_in_flight = 1
 
     def execute(self, step: Step, residency: Residency) -> StepHandle:
         assert 0 < sum(step.values()) <= self.config.max_num_batched_tokens
@@ -52,34 +46,6 @@ class ScriptedRunner:
             raise RuntimeError("kernel failed")
         self.steps.append({sequence.request_id: n for sequence, n in step.items()})
         return CompletedStep(list(sampled), list(sampled.values()))
-
-
-@dataclass
-class ScriptedLoader:
-    """Delivers an adapter after `delay` polls; sizes in pages by locator; some fail."""
-
-    delay: int = 0
-    pages: dict[str, int] = field(default_factory=dict)
-    corrupt: set[str] = field(default_factory=set)
-    started: list[str] = field(default_factory=list)
-    pending: list[tuple[int, AdapterRef]] = field(default_factory=list)
-    polls: int = 0
-
-    def start(self, ref: AdapterRef) -> None:
-        self.started.append(ref.locator)
-        self.pending.append((self.polls + self.delay, ref))
-
-    def take_completed(self) -> list[LoadResult]:
-        self.polls += 1
-        ready = [ref for due, ref in self.pending if due < self.polls]
-        self.pending = [(due, ref) for due, ref in self.pending if due >= self.polls]
-        return [self._result(ref) for ref in ready]
-
-    def _result(self, ref: AdapterRef) -> LoadResult:
-        if ref.locator in self.corrupt:
-            return LoadResult(ref, None, CORRUPT)
-        num_bytes = self.pages.get(ref.locator, 1) * PAGE_BYTES
-        return LoadResult(ref, LoraWeights({}, num_bytes))
 
 
 class Simulation:
