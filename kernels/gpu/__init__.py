@@ -5,4 +5,19 @@ and no GPU: kernels are compiled at their first launch, ahead of time by `kernel
 interpreted on CPU tensors where `TRITON_INTERPRET=1`.
 """
 
-__all__: list[str] = []
+from __future__ import annotations
+
+from kernels.gpu.linear import linear, pack_linear
+from kernels.gpu.pointwise import add_rms_norm, apply_penalties, rms_norm, silu_and_mul
+from kernels.gpu.sampling import log_probs, sample
+
+__all__ = [
+    "add_rms_norm",
+    "apply_penalties",
+    "linear",
+    "log_probs",
+    "pack_linear",
+    "rms_norm",
+    "sample",
+    "silu_and_mul",
+]

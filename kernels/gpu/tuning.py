@@ -28,3 +28,46 @@ class LaunchConfig:
     def launch_kwargs(self) -> dict[str, int]:
         """`kernel[grid](..., **config.launch_kwargs())`."""
         return {**self.blocks, "num_warps": self.num_warps, "num_stages": self.num_stages}
+
+
+# Paged attention, by bytes of an element. BLOCK_M: rows of a tile (tokens times query heads of one
+# KV head), BLOCK_N: KV positions a turn; it divides `attention_plan.GRANULE`.
+ATTENTION_DECODE: Mapping[int, LaunchConfig] = MappingProxyType(
+    {
+        2: LaunchConfig({"BLOCK_M": 16, "BLOCK_N": 64}, num_warps=4, num_stages=2),
+        4: LaunchConfig({"BLOCK_M": 16, "BLOCK_N": 32}, num_warps=4, num_stages=2),
+    }
+)
+ATTENTION_PREFILL: Mapping[int, LaunchConfig] = MappingProxyType(
+    {
+        2: LaunchConfig({"BLOCK_M": 64, "BLOCK_N": 64}, num_warps=4, num_stages=2),
+        4: LaunchConfig({"BLOCK_M": 32, "BLOCK_N": 32}, num_warps=4, num_stages=2),
+    }
+)
+ATTENTION_MERGE = LaunchConfig({"BLOCK_PARTS": 32})
+# Programs that keep the memory of one multiprocessor busy.
+ATTENTION_PROGRAMS_PER_SM = 2
+
+# BLOCK_T: tokens of one head that a program turns.
+ROPE = LaunchConfig({"BLOCK_T": 8}, num_warps=1)
+# Eight-byte words: 8 KiB a program.
+COPY_PAGES = LaunchConfig({"BLOCK_WORDS": 1024})
+
+
+def rms_norm_config(block_columns: int) -> LaunchConfig:
+    """A row a program: the warps that give a thread at most 16 elements, up to 16 of them."""
+    return LaunchConfig(num_warps=min(max(block_columns // 512, 1), 16))
+
+
+SILU_AND_MUL = LaunchConfig({"BLOCK_COLUMNS": 2048}, num_warps=4)
+PENALTIES = LaunchConfig({"BLOCK_TOKENS": 4096}, num_warps=8)
+# A row of logits a program, which walks the vocabulary; several passes, from the L2 cache.
+SAMPLE = LaunchConfig({"BLOCK_TOKENS": 4096}, num_warps=16)
+LOG_PROBS = LaunchConfig({"BLOCK_TOKENS": 4096}, num_warps=16)
+# The batch-invariant linear, by bytes of an element. One shape for every batch: that is its point.
+TILE_LINEAR: Mapping[int, LaunchConfig] = MappingProxyType(
+    {
+        2: LaunchConfig({"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 64}, num_warps=4, num_stages=4),
+        4: LaunchConfig({"BLOCK_M": 32, "BLOCK_N": 64, "BLOCK_K": 32}, num_warps=4, num_stages=3),
+    }
+)
