@@ -7,17 +7,32 @@ interpreted on CPU tensors where `TRITON_INTERPRET=1`.
 
 from __future__ import annotations
 
+from kernels.gpu.adapter_rows import (
+    add_embedding_lora,
+    add_row_bias,
+    override_linear,
+    replace_embedding_rows,
+    scale_output,
+)
 from kernels.gpu.linear import linear, pack_linear
+from kernels.gpu.lora import add_lora, plan_lora
 from kernels.gpu.pointwise import add_rms_norm, apply_penalties, rms_norm, silu_and_mul
 from kernels.gpu.sampling import log_probs, sample
 
 __all__ = [
+    "add_embedding_lora",
+    "add_lora",
     "add_rms_norm",
+    "add_row_bias",
     "apply_penalties",
     "linear",
     "log_probs",
+    "override_linear",
     "pack_linear",
+    "plan_lora",
+    "replace_embedding_rows",
     "rms_norm",
     "sample",
+    "scale_output",
     "silu_and_mul",
 ]

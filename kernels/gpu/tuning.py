@@ -40,7 +40,7 @@ ATTENTION_DECODE: Mapping[int, LaunchConfig] = MappingProxyType(
 )
 ATTENTION_PREFILL: Mapping[int, LaunchConfig] = MappingProxyType(
     {
-        2: LaunchConfig({"BLOCK_M": 64, "BLOCK_N": 64}, num_warps=4, num_stages=2),
+        2: LaunchConfig({"BLOCK_M": 128, "BLOCK_N": 64}, num_warps=8, num_stages=2),
         4: LaunchConfig({"BLOCK_M": 32, "BLOCK_N": 32}, num_warps=4, num_stages=2),
     }
 )
@@ -62,12 +62,40 @@ def rms_norm_config(block_columns: int) -> LaunchConfig:
 SILU_AND_MUL = LaunchConfig({"BLOCK_COLUMNS": 2048}, num_warps=4)
 PENALTIES = LaunchConfig({"BLOCK_TOKENS": 4096}, num_warps=8)
 # A row of logits a program, which walks the vocabulary; several passes, from the L2 cache.
-SAMPLE = LaunchConfig({"BLOCK_TOKENS": 4096}, num_warps=16)
-LOG_PROBS = LaunchConfig({"BLOCK_TOKENS": 4096}, num_warps=16)
+SAMPLE = LaunchConfig({"BLOCK_TOKENS": 8192}, num_warps=32)
+LOG_PROBS = LaunchConfig({"BLOCK_TOKENS": 8192}, num_warps=32)
 # The batch-invariant linear, by bytes of an element. One shape for every batch: that is its point.
 TILE_LINEAR: Mapping[int, LaunchConfig] = MappingProxyType(
     {
         2: LaunchConfig({"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 64}, num_warps=4, num_stages=4),
         4: LaunchConfig({"BLOCK_M": 32, "BLOCK_N": 64, "BLOCK_K": 32}, num_warps=4, num_stages=3),
+    }
+)
+
+# LoRA, by rows of a tile and bytes of an element. BLOCK_R: rank vectors a program reads at a time.
+LORA_SHRINK: Mapping[tuple[int, int], LaunchConfig] = MappingProxyType(
+    {
+        (16, 2): LaunchConfig({"BLOCK_R": 16, "BLOCK_K": 256}, num_warps=4, num_stages=3),
+        (64, 2): LaunchConfig({"BLOCK_R": 32, "BLOCK_K": 128}, num_warps=4, num_stages=3),
+        (16, 4): LaunchConfig({"BLOCK_R": 16, "BLOCK_K": 128}, num_warps=4, num_stages=3),
+        (64, 4): LaunchConfig({"BLOCK_R": 16, "BLOCK_K": 64}, num_warps=4, num_stages=3),
+    }
+)
+LORA_EXPAND: Mapping[tuple[int, int], LaunchConfig] = MappingProxyType(
+    {
+        (16, 2): LaunchConfig({"BLOCK_R": 16, "BLOCK_N": 128}, num_warps=4, num_stages=2),
+        (64, 2): LaunchConfig({"BLOCK_R": 32, "BLOCK_N": 128}, num_warps=4, num_stages=2),
+        (16, 4): LaunchConfig({"BLOCK_R": 16, "BLOCK_N": 128}, num_warps=4, num_stages=2),
+        (64, 4): LaunchConfig({"BLOCK_R": 16, "BLOCK_N": 64}, num_warps=4, num_stages=2),
+    }
+)
+# The forms beside LoRA. BLOCK_N divides `PageFormat.piece_columns`.
+ROW_VECTOR = LaunchConfig({"BLOCK_N": 256}, num_warps=4)
+REPLACE_ROWS = LaunchConfig({"BLOCK_H": 1024}, num_warps=4)
+EMBEDDING_LORA = LaunchConfig({"BLOCK_R": 16, "BLOCK_H": 256}, num_warps=4)
+OVERRIDE_LINEAR: Mapping[int, LaunchConfig] = MappingProxyType(
+    {
+        2: LaunchConfig({"BLOCK_N": 64, "BLOCK_K": 64}, num_warps=4, num_stages=3),
+        4: LaunchConfig({"BLOCK_N": 64, "BLOCK_K": 32}, num_warps=4, num_stages=3),
     }
 )

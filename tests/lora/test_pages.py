@@ -14,7 +14,7 @@ from kernels import adapter_table as words
 from kernels.adapter_table import UNIT_BYTES, PageFormat, SiteKey
 from kernels.interface import LoraSite
 from lora.base_spec import MODULES
-from lora.layout import AdapterLayout, page_formatat, plan_layout, uniform_content
+from lora.layout import AdapterLayout, page_format, plan_layout, uniform_content
 from lora.pages import build_pages, build_table, content_of, read_group
 from lora.sites import EMBED_TOKENS, LM_HEAD
 from tests.builders.lora_weights import (
@@ -57,13 +57,13 @@ def assert_well_placed(layout: AdapterLayout) -> None:
 def test_no_vector_straddles_a_page_at_llama_3_8b(rank: int, modules: tuple[str, ...]) -> None:
     base = llama_3_8b()
     assert_well_placed(
-        plan_layout(uniform_content(base, modules, rank), page_formatat(base, 2 * MIB, 2))
+        plan_layout(uniform_content(base, modules, rank), page_format(base, 2 * MIB, 2))
     )
 
 
 def test_a_misplaced_vector_would_be_noticed() -> None:
     base = llama_3_8b()
-    layout = plan_layout(uniform_content(base, MODULES, 8), page_formatat(base, 2 * MIB, 2))
+    layout = plan_layout(uniform_content(base, MODULES, 8), page_format(base, 2 * MIB, 2))
     layout.groups[0].places[0] += 2 * MIB - UNIT_BYTES
     with pytest.raises(AssertionError):
         assert_well_placed(layout)
@@ -72,7 +72,7 @@ def test_a_misplaced_vector_would_be_noticed() -> None:
 def test_waste_is_under_4_percent_over_a_realistic_mix_of_ranks() -> None:
     """Most adapters are small; what counts is the share of all pages that holds nothing."""
     base = llama_3_8b()
-    form = page_formatat(base, 2 * MIB, 2)
+    form = page_format(base, 2 * MIB, 2)
     mix = [(8, QUERY_VALUE, 15), (16, QUERY_VALUE, 10), (16, ATTENTION, 15), (8, MODULES, 10)]
     mix += [(16, MODULES, 25), (32, MODULES, 12), (64, MODULES, 10), (128, MODULES, 3)]
     used = taken = 0
@@ -85,7 +85,7 @@ def test_waste_is_under_4_percent_over_a_realistic_mix_of_ranks() -> None:
 
 def test_pages_cost_the_sum_of_true_ranks() -> None:
     base = llama_3_8b()
-    form = page_formatat(base, 2 * MIB, 2)
+    form = page_format(base, 2 * MIB, 2)
     per_rank = (
         4 * (sum(sum(shape) for shape in base.linear_modules().values()) * base.num_layers) // 2
     )
@@ -97,7 +97,7 @@ def test_pages_cost_the_sum_of_true_ranks() -> None:
 def test_a_vector_longer_than_a_page_is_refused() -> None:
     base = base_spec(hidden_size=5000)
     with pytest.raises(ValueError, match="does not fit"):
-        plan_layout(uniform_content(base, MODULES, 1), page_formatat(base, 4096, 2))
+        plan_layout(uniform_content(base, MODULES, 1), page_format(base, 4096, 2))
 
 
 DTYPES = {torch.float32: 4, torch.bfloat16: 2}
@@ -120,7 +120,7 @@ def test_weights_are_read_back_from_the_pool_through_the_table(
     forms: bool,
 ) -> None:
     base = base_spec()
-    form = page_formatat(base, page_bytes, dtype.itemsize)
+    form = page_format(base, page_bytes, dtype.itemsize)
     generator = torch.Generator().manual_seed(seed)
     names = ["self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj"]
     sites: dict[SiteKey, LoraSite] = {}
