@@ -16,11 +16,11 @@ MAX_S = 2.0
 """A measurement that would take longer is made of fewer replays, at least three."""
 
 
-def device(*, dry: bool) -> torch.device:
+def compute_device(*, dry: bool) -> torch.device:
     return torch.device("cpu" if dry else "cuda")
 
 
-def dtype(*, dry: bool) -> torch.dtype:
+def compute_dtype(*, dry: bool) -> torch.dtype:
     """What the benches compute in; Triton's interpreter gets bfloat16 wrong."""
     return torch.float32 if dry else torch.bfloat16
 

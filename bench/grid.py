@@ -13,7 +13,8 @@ from rich.table import Table
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """`text_columns`: how many columns, from the left, are words and not figures."""
+    """`text_columns`: how many columns, from the left, are words and not figures; so is
+    one without a heading."""
 
     title: str
     headings: Sequence[str]
@@ -23,7 +24,8 @@ class Grid:
     def as_table(self) -> Table:
         view = Table(title=self.title)
         for index, heading in enumerate(self.headings):
-            view.add_column(heading, justify="left" if index < self.text_columns else "right")
+            is_text = index < self.text_columns or not heading
+            view.add_column(heading, justify="left" if is_text else "right")
         for row in self.rows:
             view.add_row(*row)
         return view
