@@ -75,11 +75,11 @@ def rope_and_store_kernel(
     else:
         kv_head = (head - num_heads - num_kv_heads).to(tl.int64)
         rows = value_ptr + tokens[:, None] * stride_value_token + kv_head * stride_value_head
-        first = tl.load(rows + dims[None, :], mask=mask, other=0.0)
-        second = tl.load(rows + half + dims[None, :], mask=mask, other=0.0)
+        low = tl.load(rows + dims[None, :], mask=mask, other=0.0)
+        high = tl.load(rows + half + dims[None, :], mask=mask, other=0.0)
         out = value_cache_ptr + kv_head * stride_cache_head + cache
-        tl.store(out, first.to(value_cache_ptr.dtype.element_ty), mask=slot_mask)
-        tl.store(out + half, second.to(value_cache_ptr.dtype.element_ty), mask=slot_mask)
+        tl.store(out, low.to(value_cache_ptr.dtype.element_ty), mask=slot_mask)
+        tl.store(out + half, high.to(value_cache_ptr.dtype.element_ty), mask=slot_mask)
 
 
 @triton.jit

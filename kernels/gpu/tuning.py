@@ -40,7 +40,7 @@ ATTENTION_DECODE: Mapping[int, LaunchConfig] = MappingProxyType(
 )
 ATTENTION_PREFILL: Mapping[int, LaunchConfig] = MappingProxyType(
     {
-        2: LaunchConfig({"BLOCK_M": 128, "BLOCK_N": 64}, num_warps=8, num_stages=2),
+        2: LaunchConfig({"BLOCK_M": 64, "BLOCK_N": 32}, num_warps=4, num_stages=2),
         4: LaunchConfig({"BLOCK_M": 32, "BLOCK_N": 32}, num_warps=4, num_stages=2),
     }
 )
