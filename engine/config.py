@@ -15,7 +15,8 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 CPU_POOL_BYTES = 1 << 30
 
 Dtype = Literal["float32", "bfloat16"]
-DeviceName = Literal["auto", "cpu", "cuda"]
+DeviceName = Literal["cpu", "cuda"]
+DeviceOption = Literal["auto", "cpu", "cuda"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,16 +38,13 @@ class EngineConfig:
     max_loads: int = 8
     """Adapters that are being read, or were and have no pages yet."""
 
-    def resolve(self, *, has_cuda: bool) -> EngineConfig:
-        """The same settings with `auto` decided by what this machine has."""
-        if self.device != "auto":
-            return self
-        return replace(self, device="cuda" if has_cuda else "cpu")
-
     @property
     def kernel_backend(self) -> str:
-        assert self.device != "auto", "resolve() comes first"
         return self.backend or {"cpu": "cpu", "cuda": "gpu"}[self.device]
+
+    def with_pool_bytes(self, pool_bytes: int) -> EngineConfig:
+        """The same settings with a pool of that size."""
+        return replace(self, pool_bytes=pool_bytes)
 
     @property
     def max_num_leased(self) -> int:
@@ -71,3 +69,15 @@ class EngineConfig:
                 f"pool_bytes {pool_bytes} is less than one page ({self.page_bytes(base)})"
             )
         return num_pages
+
+
+def choose_device(option: DeviceOption, *, has_cuda: bool) -> DeviceName:
+    """What `auto` means on this machine."""
+    if option == "auto":
+        return "cuda" if has_cuda else "cpu"
+    return option
+
+
+def default_dtype(device: DeviceName) -> Dtype:
+    """A GPU has tensor cores for bfloat16; a CPU serves exactly what PEFT computes in float32."""
+    return "bfloat16" if device == "cuda" else "float32"

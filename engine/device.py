@@ -104,11 +104,11 @@ class HostDevice:
 
 class _CudaEvent:
     def __init__(self) -> None:
-        self._event = torch.cuda.Event()
+        self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._event.record()
 
     def is_done(self) -> bool:
-        return bool(self._event.query())
+        return bool(self._event.query())  # type: ignore[no-untyped-call]
 
     def wait(self) -> None:
         self._event.synchronize()
@@ -130,7 +130,7 @@ class CudaDevice:
     def __init__(self, index: int = 0) -> None:
         self.target = torch.device("cuda", index)
         torch.cuda.set_device(self.target)
-        self._copy_stream = torch.cuda.Stream(self.target)
+        self._copy_stream = torch.cuda.Stream(self.target)  # type: ignore[no-untyped-call]
         self._graph_memory = torch.cuda.graph_pool_handle()
 
     def host_empty(self, num_bytes: int) -> Tensor:
@@ -151,7 +151,8 @@ class CudaDevice:
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         # All graphs share their scratch memory: only one of them runs at a time.
-        with torch.cuda.graph(graph, pool=self._graph_memory):
+        # A loader thread may pin memory meanwhile; only this thread's calls are restricted.
+        with torch.cuda.graph(graph, pool=self._graph_memory, capture_error_mode="thread_local"):
             output = run()
         return _CudaGraph(graph, output)
 

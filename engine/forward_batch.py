@@ -7,7 +7,7 @@ nothing of how layers use them. Invariant: row i of every tensor is about the sa
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -34,6 +34,9 @@ class ForwardBatch:
     lora: Any | None
     logits_rows: Tensor
     sampling: Sequence[EngineSequence]
+
+    def with_ids(self, input_ids: Tensor) -> ForwardBatch:
+        return replace(self, input_ids=input_ids)
 
 
 @dataclass(frozen=True, slots=True)

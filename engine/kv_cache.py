@@ -62,19 +62,18 @@ class LayeredKVCache:
 class PagedKVCache:
     """The GPU form: one buffer of bytes, cut into pages that K, V and adapters share.
 
-    `pages`: [num_pages + 1, page_bytes] uint8. A page used for KV is laid out
+    `pages`: [num_pages, page_bytes] uint8. A page used for KV is laid out
     [layer][k|v][kv_head][block_size][head_dim], so that it moves between device and host as one
-    piece. The page after the last belongs to nobody: rows that pad a batch write there.
+    piece.
     """
 
     def __init__(
         self, shape: CacheShape, num_pages: int, page_bytes: int, device: torch.device
     ) -> None:
-        self.pages = torch.empty((num_pages + 1, page_bytes), dtype=torch.uint8, device=device)
-        self.spare_page = num_pages
+        self.pages = torch.empty((num_pages, page_bytes), dtype=torch.uint8, device=device)
         elements = self.pages.view(shape.dtype)
         block = shape.block_size * shape.head_dim
-        size = (shape.num_kv_heads, num_pages + 1, shape.block_size, shape.head_dim)
+        size = (shape.num_kv_heads, num_pages, shape.block_size, shape.head_dim)
         strides = (block, elements.shape[1], shape.head_dim, 1)
         self._halves = [
             elements.as_strided(size, strides, storage_offset=index * shape.num_kv_heads * block)

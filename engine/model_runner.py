@@ -28,6 +28,7 @@ from kernels.interface import KernelBackend
 from lora.base_spec import BaseSpec
 from lora.layer import LoraLinear
 from lora.sites import DOWN, GATE_UP, OUT, QKV
+from lora.weights import LoraWeights
 
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -39,6 +40,7 @@ class ModelRunner:
     """Steps that may be launched and not collected; here a step is complete when it is launched."""
 
     def __init__(self, config: EngineConfig, base: BaseSpec, folder: Path) -> None:
+        self.config = config
         self._ops = choose_backend(config.kernel_backend, batch_invariant=config.batch_invariant)
         self._block_size = config.block_size
         dtype = TORCH_DTYPES[config.dtype]
@@ -58,6 +60,10 @@ class ModelRunner:
     def prepare(self, step: Step, residency: Residency) -> ForwardBatch:
         layout = lay_out(step, weights_in(residency), self._block_size)
         return build_forward_batch(layout, self._ops, self._block_size)
+
+    def prepare_adapter(self, weights: LoraWeights) -> LoraWeights:
+        """An adapter's tensors are read where the loader left them."""
+        return weights
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         """Logits [M, V] float32 of the rows that sample."""

@@ -17,10 +17,11 @@ import torch
 import typer
 
 from engine.adapter_loader import AdapterLoader
-from engine.config import Dtype, EngineConfig
+from engine.config import DeviceOption, Dtype, EngineConfig, choose_device, default_dtype
 from engine.core import EngineCore
+from engine.device import has_cuda
 from engine.loop import EngineLoop
-from engine.model_runner import ModelRunner
+from engine.runners import open_runner
 from engine.transport.server import EngineTransport
 from lora.base_spec import BaseSpec
 from lora.store import open_store
@@ -37,7 +38,14 @@ def serve(
     model_id: Annotated[
         str | None, typer.Option(envvar="TENFOLD_MODEL_ID", help="The base's name in requests.")
     ] = None,
-    dtype: Annotated[Dtype, typer.Option(envvar="TENFOLD_DTYPE")] = "float32",
+    device: Annotated[
+        DeviceOption,
+        typer.Option(envvar="TENFOLD_DEVICE", help="auto: a GPU where there is one."),
+    ] = "auto",
+    dtype: Annotated[
+        Dtype | None,
+        typer.Option(envvar="TENFOLD_DTYPE", help="Default: float32 on a CPU, bfloat16 on a GPU."),
+    ] = None,
     batch_invariant: Annotated[
         bool,
         typer.Option(
@@ -46,8 +54,12 @@ def serve(
         ),
     ] = False,
     pool_bytes: Annotated[
-        int, typer.Option(envvar="TENFOLD_POOL_BYTES", help="Memory of the page pool.")
-    ] = 1 << 30,
+        int | None,
+        typer.Option(
+            envvar="TENFOLD_POOL_BYTES",
+            help="Memory of the page pool. Default: 1 GiB on a CPU, what is free on a GPU.",
+        ),
+    ] = None,
     max_num_seqs: Annotated[
         int, typer.Option(envvar="TENFOLD_MAX_NUM_SEQS", help="Sequences in one step.")
     ] = 32,
@@ -65,17 +77,31 @@ def serve(
     configure_logging()
     torch.set_num_threads(threads or default_threads())
     name = engine_id or f"{socket.gethostname()}-{os.getpid()}"
+    chosen = choose_device(device, has_cuda=has_cuda())
     config = EngineConfig(
-        dtype=dtype,
+        device=chosen,
+        dtype=dtype or default_dtype(chosen),
         batch_invariant=batch_invariant,
         pool_bytes=pool_bytes,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
     )
     base = BaseSpec.from_folder(model, model_id)
-    log.info("engine_starting", engine_id=name, model=base.model_id, dtype=dtype)
-    runner = ModelRunner(config, base, model)
-    loader = AdapterLoader(open_store(adapter_store), base, on_completed=lambda: loop.wake())
+    log.info(
+        "engine_starting",
+        engine_id=name,
+        model=base.model_id,
+        device=config.device,
+        dtype=config.dtype,
+    )
+    runner = open_runner(config, base, model)
+    config = runner.config
+    loader = AdapterLoader(
+        open_store(adapter_store),
+        base,
+        prepare=runner.prepare_adapter,
+        on_completed=lambda: loop.wake(),
+    )
     core = EngineCore(config, base, runner, loader, name)
     transport = EngineTransport(redis_url, name)
     loop = EngineLoop(core, transport, config)

@@ -14,7 +14,7 @@ import msgspec
 import typer
 from rich.console import Console
 
-from app.cli.options import AdminPort, BatchInvariant, DataDir, Dtype, Port, Threads
+from app.cli.options import AdminPort, BatchInvariant, DataDir, Device, Dtype, Port, Threads
 from app.cli.progress import ConsoleSteps
 from app.cli.session import run_in_foreground
 from app.demo.announcement import announcement
@@ -37,6 +37,7 @@ def demo(
     port: Port = 8000,
     admin_port: AdminPort = None,
     threads: Threads = None,
+    device: Device = None,
     dtype: Dtype = None,
     batch_invariant: BatchInvariant = None,
 ) -> None:
@@ -48,6 +49,7 @@ def demo(
         admin_port=admin_port or port + 1,
         model_id=BASE_MODEL_ID,
         threads=threads,
+        device=device,
         dtype=dtype,
         batch_invariant=batch_invariant,
         admin_key=os.environ.get("TENFOLD_ADMIN_KEY"),

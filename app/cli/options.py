@@ -20,8 +20,12 @@ AdminPort = Annotated[
 Threads = Annotated[
     int | None, typer.Option(min=1, help="Threads of the engine.  [default: all cores]")
 ]
+Device = Annotated[
+    str | None, typer.Option(help="cpu, cuda or auto.  [default: auto, a GPU where there is one]")
+]
 Dtype = Annotated[
-    str | None, typer.Option(help="float32 or bfloat16.  [default: float32 on a CPU]")
+    str | None,
+    typer.Option(help="float32 or bfloat16.  [default: float32 on a CPU, bfloat16 on a GPU]"),
 ]
 BatchInvariant = Annotated[
     bool | None,

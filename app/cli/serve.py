@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from app.cli.options import AdminPort, BatchInvariant, DataDir, Dtype, Port, Threads
+from app.cli.options import AdminPort, BatchInvariant, DataDir, Device, Dtype, Port, Threads
 from app.cli.progress import ConsoleSteps
 from app.cli.session import run_in_foreground
 from app.launcher.model_source import is_hub_id, resolve_model
@@ -30,6 +30,7 @@ def serve(
     port: Port = 8000,
     admin_port: AdminPort = None,
     threads: Threads = None,
+    device: Device = None,
     dtype: Dtype = None,
     batch_invariant: BatchInvariant = None,
     pool_bytes: Annotated[
@@ -45,6 +46,7 @@ def serve(
         admin_port=admin_port or port + 1,
         model_id=model_id or (model if is_hub_id(model) else None),
         threads=threads,
+        device=device,
         dtype=dtype,
         batch_invariant=batch_invariant,
         pool_bytes=pool_bytes,

@@ -58,6 +58,7 @@ class StackConfig:
     admin_port: int
     host: str = LOOPBACK
     model_id: str | None = None
+    device: str | None = None
     dtype: str | None = None
     batch_invariant: bool | None = None
     threads: int | None = None
@@ -176,6 +177,7 @@ class Stack:
         config = self.config
         return _set(
             {
+                "DEVICE": config.device,
                 "DTYPE": config.dtype,
                 "BATCH_INVARIANT": config.batch_invariant,
                 "THREADS": config.threads,
