@@ -8,27 +8,42 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kernels.cpu.adapter_rows import (
+    add_embedding_lora,
+    add_row_bias,
+    override_linear,
+    replace_embedding_rows,
+    scale_output,
+)
 from kernels.cpu.attention import AttentionPlan, TileSizes, build_plan, paged_attention
 from kernels.cpu.linear import PackedLinear, linear, pack_linear
 from kernels.cpu.lora import add_lora, plan_lora
+from kernels.cpu.pages import gather_pages, scatter_pages
 from kernels.cpu.pointwise import add_rms_norm, rms_norm, rope_and_store_kv, silu_and_mul
 from kernels.cpu.sampling import apply_penalties, log_probs, sample
 from kernels.interface import SequenceSpan
 
 __all__ = [
     "PackedLinear",
+    "add_embedding_lora",
     "add_lora",
     "add_rms_norm",
+    "add_row_bias",
     "apply_penalties",
+    "gather_pages",
     "linear",
     "log_probs",
+    "override_linear",
     "pack_linear",
     "paged_attention",
     "plan_attention",
     "plan_lora",
+    "replace_embedding_rows",
     "rms_norm",
     "rope_and_store_kv",
     "sample",
+    "scale_output",
+    "scatter_pages",
     "silu_and_mul",
 ]
 

@@ -14,27 +14,42 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from kernels.cpu.adapter_rows import (
+    add_embedding_by,
+    add_row_bias,
+    override_by,
+    replace_embedding_rows,
+    scale_output,
+)
 from kernels.cpu.attention import AttentionPlan, TileSizes, build_plan, paged_attention
 from kernels.cpu.linear import PackedLinear, pack_linear
 from kernels.cpu.linear import linear as tile_linear
 from kernels.cpu.lora import plan_lora
+from kernels.cpu.pages import gather_pages, scatter_pages
 from kernels.cpu.pointwise import add_rms_norm, rms_norm, rope_and_store_kv
 from kernels.cpu.sampling import apply_penalties, log_probs, sample
 from kernels.interface import LoraSegment, SequenceSpan, SiteKey
 
 __all__ = [
+    "add_embedding_lora",
     "add_lora",
     "add_rms_norm",
+    "add_row_bias",
     "apply_penalties",
+    "gather_pages",
     "linear",
     "log_probs",
+    "override_linear",
     "pack_linear",
     "paged_attention",
     "plan_attention",
     "plan_lora",
+    "replace_embedding_rows",
     "rms_norm",
     "rope_and_store_kv",
     "sample",
+    "scale_output",
+    "scatter_pages",
     "silu_and_mul",
 ]
 
@@ -76,6 +91,21 @@ def add_lora(y: Tensor, x: Tensor, plan: Sequence[LoraSegment], key: SiteKey) ->
                 target = y[begin:end, out_begin:out_end]
                 target.copy_(target.float() + delta[: end - begin])
             begin = end
+
+
+def add_embedding_lora(
+    hidden: Tensor, input_ids: Tensor, plan: Sequence[LoraSegment], key: SiteKey
+) -> None:
+    add_embedding_by(_multiply_in_tiles, hidden, input_ids, plan, key)
+
+
+def override_linear(y: Tensor, x: Tensor, plan: Sequence[LoraSegment], key: SiteKey) -> None:
+    override_by(_multiply_in_tiles, y, x, plan, key)
+
+
+def _multiply_in_tiles(x: Tensor, w: Tensor) -> Tensor:
+    tiles = [torch.mm(tile, w.t()) for tile in _row_tiles(x, LORA_ROW_TILE)]
+    return torch.cat(tiles)[: x.shape[0]]
 
 
 def _row_tiles(x: Tensor, rows: int) -> Sequence[Tensor]:

@@ -13,6 +13,21 @@ import torch
 from torch import Tensor
 
 from kernels.interface import LoraSegment, SequenceSpan, SiteKey
+from kernels.reference.adapter_rows import (
+    add_embedding_lora as add_embedding_lora,
+)
+from kernels.reference.adapter_rows import (
+    add_row_bias as add_row_bias,
+)
+from kernels.reference.adapter_rows import (
+    override_linear as override_linear,
+)
+from kernels.reference.adapter_rows import (
+    replace_embedding_rows as replace_embedding_rows,
+)
+from kernels.reference.adapter_rows import (
+    scale_output as scale_output,
+)
 
 
 def pack_linear(weight: Tensor) -> Tensor:
@@ -77,6 +92,9 @@ def paged_attention(
     value_cache: Tensor,
     plan: list[SequenceSpan],
     scale: float,
+    *,
+    window: int = 0,
+    soft_cap: float = 0.0,
 ) -> Tensor:
     out = torch.empty_like(query)
     num_heads, head_dim = query.shape[1], query.shape[2]
@@ -86,14 +104,26 @@ def paged_attention(
         keys = key_cache[:, pages].reshape(key_cache.shape[0], -1, head_dim).float()
         values = value_cache[:, pages].reshape(value_cache.shape[0], -1, head_dim).float()
         for row in range(span.num_tokens):
-            visible = span.context_len - span.num_tokens + row + 1
+            end = span.context_len - span.num_tokens + row + 1
+            visible = slice(max(0, end - window) if window else 0, end)
             token = span.query_start + row
             for head in range(num_heads):
                 kv_head = head // group
-                scores = keys[kv_head, :visible] @ query[token, head].float() * scale
+                scores = keys[kv_head, visible] @ query[token, head].float() * scale
+                if soft_cap:
+                    scores = soft_cap * torch.tanh(scores / soft_cap)
                 weights = torch.softmax(scores, dim=0)
-                out[token, head] = (weights @ values[kv_head, :visible]).to(query.dtype)
+                out[token, head] = (weights @ values[kv_head, visible]).to(query.dtype)
     return out
+
+
+def gather_pages(pool: Tensor, pages: Tensor) -> Tensor:
+    return torch.stack([pool[page] for page in pages.tolist()])
+
+
+def scatter_pages(pool: Tensor, pages: Tensor, content: Tensor) -> None:
+    for page, page_content in zip(pages.tolist(), content, strict=True):
+        pool[page] = page_content
 
 
 def plan_lora(segments: Sequence[LoraSegment]) -> list[LoraSegment]:
