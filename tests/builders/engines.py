@@ -44,10 +44,16 @@ class RecordingRunner(ModelRunner):
 class EngineHarness:
     """Add requests, run until all have ended, look at tokens and logits."""
 
-    def __init__(self, base_folder: Path, store_folder: Path, config: EngineConfig) -> None:
+    def __init__(
+        self,
+        base_folder: Path,
+        store_folder: Path,
+        config: EngineConfig,
+        runner: type[RecordingRunner] = RecordingRunner,
+    ) -> None:
         self.base = BaseSpec.from_folder(base_folder)
         self.store = LocalAdapterStore(store_folder)
-        self.runner = RecordingRunner(config, self.base, base_folder)
+        self.runner = runner(config, self.base, base_folder)
         self.runner.kv_cache.poison()
         self.loader = AdapterLoader(self.store, self.base)
         self.core = EngineCore(config, self.base, self.runner, self.loader, "engine-under-test")
