@@ -140,13 +140,29 @@ class KernelBackend(Protocol):
         """The index tensors that `paged_attention` needs; made once a step, used by all layers."""
 
     def paged_attention(
-        self, query: Tensor, key_cache: Tensor, value_cache: Tensor, plan: Any, scale: float
+        self,
+        query: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        plan: Any,
+        scale: float,
+        *,
+        window: int = 0,
+        soft_cap: float = 0.0,
     ) -> Tensor:
-        """out[t] = softmax(scale * q[t] @ K[0..pos(t)].T) @ V[0..pos(t)], softmax in float32.
+        """out[t] = softmax(s) @ V[0..pos(t)], s = scale * q[t] @ K[0..pos(t)].T, in float32.
 
         query [T, Hq, D]; caches [Hkv, P, S, D]; query head h reads kv head h // G -> [T, Hq, D].
-        What a recycled page holds beyond a sequence's context never reaches the result.
+        soft_cap c > 0: s = c * tanh(s / c) (Gemma 2). window w > 0: position p sees (p - w, p]
+        alone (Longformer, Beltagy et al. 2020). What a recycled page holds where none of a span's
+        tokens may look never reaches the result.
         """
+
+    def gather_pages(self, pool: Tensor, pages: Tensor) -> Tensor:
+        """pool[pages]: pool [P, ...] of any dtype, pages [n] int64 -> [n, ...]. For swapping."""
+
+    def scatter_pages(self, pool: Tensor, pages: Tensor, content: Tensor) -> None:
+        """pool[pages] = content [n, ...]: whole pages, which are distinct."""
 
     def plan_lora(self, segments: Sequence[LoraSegment]) -> Any:
         """What `add_lora` needs to know of a batch; made once a step, used by all layers.

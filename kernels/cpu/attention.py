@@ -67,7 +67,8 @@ class TileGroup:
     Items are ordered by (split, tile). rows [tiles, R] indexes the batch (padding repeats a row);
     real [n] are the flat tile rows that are not padding, target [n] their batch rows. hidden
     [items, R, split] is true where a row may not look. past_context lists the positions, of
-    items * split, that hold no token of the item's sequence.
+    items * split, that hold no token of the item's sequence. row_positions [items, R] and
+    key_positions [items, split] say which a window hides besides.
     """
 
     rows: Tensor
@@ -78,6 +79,17 @@ class TileGroup:
     pages: PageReader
     hidden: Tensor
     past_context: Tensor
+    row_positions: Tensor
+    key_positions: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """How a product of query and key becomes a score; `window` and `soft_cap`: 0 for none."""
+
+    scale: float
+    window: int
+    soft_cap: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +162,8 @@ def _build_group(tiles: list[_Tile], rows: int, block_size: int, sizes: TileSize
         pages=PageReader(torch.from_numpy(pages)),
         hidden=torch.from_numpy(hidden),
         past_context=torch.from_numpy(past_context),
+        row_positions=torch.from_numpy(item_positions),
+        key_positions=torch.from_numpy(key_positions),
     )
 
 
@@ -187,11 +201,19 @@ def _item_blocks(
 
 
 def paged_attention(
-    query: Tensor, key_cache: Tensor, value_cache: Tensor, plan: AttentionPlan, scale: float
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    plan: AttentionPlan,
+    scale: float,
+    *,
+    window: int = 0,
+    soft_cap: float = 0.0,
 ) -> Tensor:
     out = torch.empty_like(query)
+    scoring = Scoring(scale, window, soft_cap)
     for group in plan.groups:
-        _attend(query, key_cache, value_cache, group, scale, out)
+        _attend(query, key_cache, value_cache, group, scoring, out)
     return out
 
 
@@ -200,7 +222,7 @@ def _attend(
     key_cache: Tensor,
     value_cache: Tensor,
     group: TileGroup,
-    scale: float,
+    scoring: Scoring,
     out: Tensor,
 ) -> None:
     num_kv_heads, _, _, head_dim = key_cache.shape
@@ -213,6 +235,9 @@ def _attend(
     values.index_fill_(1, group.past_context, 0.0)
     keys = keys.view(num_kv_heads, num_items, kv_split, head_dim)
     values = values.view(num_kv_heads, num_items, kv_split, head_dim)
+    hidden = group.hidden
+    if scoring.window:
+        hidden = _narrow(group, scoring.window, values)
 
     # [tiles, R, Hkv, G, D] -> [Hkv, tiles, R * G, D], then one copy of a tile for each split.
     tiles = query.index_select(0, group.rows.view(-1))
@@ -221,9 +246,11 @@ def _attend(
     if len(group.counts) > 1:
         tiles = torch.cat([tiles[:, :count] for count in group.counts], dim=1)
 
-    scores = torch.matmul(tiles, keys.transpose(-1, -2)).float().mul_(scale)
+    scores = torch.matmul(tiles, keys.transpose(-1, -2)).float().mul_(scoring.scale)
     scores = scores.view(num_kv_heads, num_items, rows, heads, kv_split)
-    scores.masked_fill_(group.hidden[None, :, :, None, :], -torch.inf)
+    if scoring.soft_cap:
+        scores.div_(scoring.soft_cap).tanh_().mul_(scoring.soft_cap)
+    scores.masked_fill_(hidden[None, :, :, None, :], -torch.inf)
     if not group.has_merge:
         merged = _weigh(torch.softmax(scores, dim=-1), values)
     else:
@@ -233,6 +260,17 @@ def _attend(
         merged = _merge(_weigh(weights, values), highest, total, group.counts)
     merged = merged.permute(1, 2, 0, 3, 4).reshape(num_tiles * rows, -1, head_dim)
     out[group.target] = merged[group.real].to(out.dtype)
+
+
+def _narrow(group: TileGroup, window: int, values: Tensor) -> Tensor:
+    """`group.hidden` with what the window hides; values [Hkv, items, split, D] change in place.
+
+    What no row of a tile sees becomes 0: pages before its first row's window may be recycled.
+    """
+    keys, first_visible = group.key_positions, group.row_positions - (window - 1)
+    is_unseen = (keys < first_visible[:, :1]) | (keys > group.row_positions[:, -1:])
+    values.masked_fill_(is_unseen[None, :, :, None], 0.0)
+    return group.hidden | (keys[:, None, :] < first_visible[:, :, None])
 
 
 def _weigh(weights: Tensor, values: Tensor) -> Tensor:

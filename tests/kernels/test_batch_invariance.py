@@ -66,7 +66,7 @@ def test_norm_and_activation_rows_are_bitwise_independent() -> None:
     assert_rows_do_not_depend_on_the_batch(INVARIANT.silu_and_mul, wide)
 
 
-def attention_rows(chunks: list[int], *, neighbours: bool) -> Tensor:
+def attention_rows(chunks: list[int], *, neighbours: bool, window: int = 0) -> Tensor:
     """Outputs of one sequence of 300 tokens, computed in `chunks`, alone or beside others."""
     generator = torch.Generator().manual_seed(4)
     num_tokens, block_size = 180, 16
@@ -88,17 +88,18 @@ def attention_rows(chunks: list[int], *, neighbours: bool) -> Tensor:
             ]
             batch = torch.cat([other[:49], batch, other[49:]])
         plan = INVARIANT.plan_attention(spans, block_size)
-        out = INVARIANT.paged_attention(batch, caches[0], caches[1], plan, 0.125)
+        out = INVARIANT.paged_attention(batch, caches[0], caches[1], plan, 0.125, window=window)
         outputs.append(out[49 : 49 + size] if neighbours else out)
         done += size
     return torch.cat(outputs)
 
 
-def test_attention_is_bitwise_equal_for_prefill_decode_and_any_neighbours() -> None:
-    whole = attention_rows([180], neighbours=False)
+@pytest.mark.parametrize("window", [0, 50])
+def test_attention_is_bitwise_equal_for_prefill_decode_and_any_neighbours(window: int) -> None:
+    whole = attention_rows([180], neighbours=False, window=window)
     for chunks in ([1] * 180, [7, 121, 52], [179, 1]):
-        assert torch.equal(attention_rows(chunks, neighbours=False), whole)
-        assert torch.equal(attention_rows(chunks, neighbours=True), whole)
+        assert torch.equal(attention_rows(chunks, neighbours=False, window=window), whole)
+        assert torch.equal(attention_rows(chunks, neighbours=True, window=window), whole)
 
 
 def test_the_fast_backend_depends_on_the_batch_so_these_tests_can_fail() -> None:

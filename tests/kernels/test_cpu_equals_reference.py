@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -118,15 +119,22 @@ spans_strategy = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=60, deadline=None, derandomize=True)
 @given(
     shapes=spans_strategy,
     group=st.sampled_from([1, 2, 3]),
     block_size=st.sampled_from([8, 16]),
+    window=st.sampled_from([0, 0, 1, 20, 100]),
+    soft_cap=st.sampled_from([0.0, 0.0, 0.5, 30.0]),
     name=st.sampled_from(sorted(BACKENDS)),
 )
 def test_paged_attention_equals_reference_on_poisoned_pages(
-    shapes: list[tuple[int, int]], group: int, block_size: int, name: str
+    shapes: list[tuple[int, int]],
+    group: int,
+    block_size: int,
+    window: int,
+    soft_cap: float,
+    name: str,
 ) -> None:
     backend = BACKENDS[name]
     generator = torch.Generator().manual_seed(3)
@@ -149,15 +157,51 @@ def test_paged_attention_equals_reference_on_poisoned_pages(
             cache.flatten(1, 2)[:, slots] = rows
         spans.append(SequenceSpan(query_start, num_tokens, num_tokens + past, table))
         query_start += num_tokens
+        if window:  # pages that lie before every token's window may have been recycled too
+            for page in table[: max(0, past - window + 1) // block_size]:
+                key_cache[:, page], value_cache[:, page] = torch.nan, torch.nan
     query = torch.randn(query_start, num_kv_heads * group, head_dim, generator=generator)
-    got = backend.paged_attention(
-        query, key_cache, value_cache, backend.plan_attention(spans, block_size), 0.25
-    )
-    want = REFERENCE.paged_attention(
-        query, key_cache, value_cache, REFERENCE.plan_attention(spans, block_size), 0.25
+    got, want = (
+        ops.paged_attention(
+            query,
+            key_cache,
+            value_cache,
+            ops.plan_attention(spans, block_size),
+            0.25,
+            window=window,
+            soft_cap=soft_cap,
+        )
+        for ops in (backend, REFERENCE)
     )
     assert torch.isfinite(got).all()
     torch.testing.assert_close(got, want, atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("option", [{"window": 20}, {"soft_cap": 1.0}])
+def test_window_and_soft_cap_change_the_result(
+    backend: KernelBackend, option: dict[str, Any]
+) -> None:
+    generator = torch.Generator().manual_seed(3)
+    query = torch.randn(2, 4, 16, generator=generator)
+    caches = torch.randn(2, 2, 4, 16, 16, generator=generator)
+    plan = backend.plan_attention([SequenceSpan(0, 2, 60, [0, 1, 2, 3])], 16)
+    plain = backend.paged_attention(query, caches[0], caches[1], plan, 1.0)
+    assert not torch.allclose(
+        backend.paged_attention(query, caches[0], caches[1], plan, 1.0, **option), plain, atol=1e-2
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8])
+def test_pages_are_gathered_and_scattered_whole(backend: KernelBackend, dtype: torch.dtype) -> None:
+    pool = torch.arange(6 * 40).view(6, 5, 8).to(dtype)
+    pages = torch.tensor([4, 0, 5])
+    before = pool.clone()
+    content = backend.gather_pages(pool, pages)
+    assert torch.equal(content, REFERENCE.gather_pages(pool, pages))
+    assert torch.equal(content, torch.stack([before[4], before[0], before[5]]))
+    backend.scatter_pages(pool, torch.tensor([1, 2, 3]), content)
+    assert torch.equal(pool[[1, 2, 3]], content)
+    assert torch.equal(pool[[0, 4, 5]], before[[0, 4, 5]])
 
 
 def test_rope_and_store_equals_reference_and_touches_only_its_slots(
