@@ -19,12 +19,22 @@ if os.environ.get("TRITON_INTERPRET") != "1":
 # Whether a * b + c becomes one fma. Triton's default is about to change, and 3.9 says so.
 os.environ["TRITON_DEFAULT_FP_FUSION"] = "1"
 
+import hypothesis
 import torch
 
 from tests.kernels_gpu import bfloat16_shim
 
 torch.set_num_threads(1)
 bfloat16_shim.install()
+
+# The same examples on every machine, and no limit on one: an interpreted kernel is slow.
+hypothesis.settings.register_profile("kernels", derandomize=True, deadline=None)
+hypothesis.settings.register_profile(
+    "first_failure",
+    parent=hypothesis.settings.get_profile("kernels"),
+    phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate],
+)
+hypothesis.settings.load_profile("kernels")
 
 
 def pytest_configure(config: pytest.Config) -> None:

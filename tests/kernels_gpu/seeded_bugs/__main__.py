@@ -1,0 +1,139 @@
+"""Puts each seeded bug into a copy of the kernels and runs the tests of its area there.
+
+A bug counts as caught when a test fails with it and the same test passes without it, in the same
+copy: a copy that is broken for another reason catches nothing. The exit status is the verdict.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from tests.kernels_gpu.seeded_bugs import SeededBug
+
+ROOT = Path(__file__).parents[3]
+TESTS = Path("tests") / "kernels_gpu"
+COPIED = ("kernels", "lora", "engine", "bench", "tests/builders", "tests/kernels_gpu")
+PROCESSES = 2
+# Finding a failure is enough: no time for hypothesis to make it small.
+PROFILE = "first_failure"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """`caught_by`: the test that noticed; `problem`: why the bug does not count as caught."""
+
+    area: str
+    bug: SeededBug
+    caught_by: str | None
+    problem: str | None
+    seconds: float
+
+    def line(self) -> str:
+        what = f"caught by {self.caught_by}" if self.caught_by else f"NOT CAUGHT: {self.problem}"
+        return f"{self.area}: {self.bug.name}: {what} ({self.seconds:.0f} s)"
+
+
+def seeded_bugs(only: Sequence[str]) -> Iterator[tuple[str, SeededBug]]:
+    """(area, bug) of every file, or of those named."""
+    package = Path(__file__).parent
+    for file in sorted(package.glob("[!_]*.py")):
+        if not only or file.stem in only:
+            module = importlib.import_module(f"{__package__}.{file.stem}")
+            for bug in module.BUGS:
+                yield file.stem, bug
+
+
+def copy_tree(root: Path) -> None:
+    """What the kernels' tests need, and nothing that would make them look elsewhere."""
+    ignore = shutil.ignore_patterns("__pycache__", "results", ".pytest_cache")
+    for name in COPIED:
+        shutil.copytree(ROOT / name, root / name, ignore=ignore)
+    shutil.copy(ROOT / "pyproject.toml", root)
+
+
+def run_tests(root: Path, tests: Sequence[str], *options: str) -> int:
+    """pytest's exit status."""
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "--confcutdir", str(TESTS)]
+    command += ["--hypothesis-profile", PROFILE, *options, *tests]
+    environment = {
+        **os.environ,
+        "TRITON_INTERPRET": "1",
+        "OMP_NUM_THREADS": "1",
+        # Two edits within a second would be one to the cache of compiled modules.
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    return subprocess.run(
+        command, cwd=root, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ).returncode
+
+
+def try_bug(area: str, bug: SeededBug) -> Outcome:
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="tenfold-bug-") as folder:
+        caught_by, problem = _try_in(Path(folder), area, bug)
+    return Outcome(area, bug, caught_by, problem, time.monotonic() - started)
+
+
+def _try_in(root: Path, area: str, bug: SeededBug) -> tuple[str | None, str | None]:
+    copy_tree(root)
+    tests = sorted(str(file.relative_to(root)) for file in (root / TESTS).glob(f"test_{area}*.py"))
+    if not tests:
+        return None, f"there is no test_{area}*.py"
+    file = root / bug.path
+    right = file.read_text()
+    try:
+        file.write_text(bug.put_into(right))
+    except ValueError as error:
+        return None, str(error)
+    status = run_tests(root, tests)
+    if status == pytest.ExitCode.OK:
+        return None, "every test passes with it"
+    if status != pytest.ExitCode.TESTS_FAILED:
+        return None, f"pytest ended with {status}, not with a failed test"
+    failed = json.loads((root / ".pytest_cache/v/cache/lastfailed").read_text())
+    caught_by = next(iter(failed)).partition("::")[2]
+    file.write_text(right)
+    status = run_tests(root, tests, "--last-failed", "--last-failed-no-failures", "none")
+    if status != pytest.ExitCode.OK:
+        return None, f"{caught_by} does not pass without it either (pytest ended with {status})"
+    return caught_by, None
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("areas", nargs="*", help="attention, lora, ...: all by default")
+    console = Console(highlight=False, soft_wrap=True)
+    started = time.monotonic()
+    bugs = list(seeded_bugs(parser.parse_args(arguments).areas))
+    outcomes = []
+    with ThreadPoolExecutor(PROCESSES) as pool:
+        for outcome in pool.map(lambda each: try_bug(*each), bugs):
+            outcomes.append(outcome)
+            console.print(outcome.line(), markup=False)
+    caught = sum(outcome.caught_by is not None for outcome in outcomes)
+    all_caught = bool(bugs) and caught == len(bugs)
+    console.print(
+        f"seeded bugs {'passed' if all_caught else 'FAILED'}: {caught} of {len(bugs)} caught, "
+        f"{time.monotonic() - started:.0f} s",
+        markup=False,
+    )
+    return not all_caught
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
