@@ -14,9 +14,12 @@ from kernels.gpu.adapter_rows import (
     replace_embedding_rows,
     scale_output,
 )
+from kernels.gpu.attention import paged_attention, plan_attention
 from kernels.gpu.linear import linear, pack_linear
 from kernels.gpu.lora import add_lora, plan_lora
+from kernels.gpu.pages import gather_pages, scatter_pages
 from kernels.gpu.pointwise import add_rms_norm, apply_penalties, rms_norm, silu_and_mul
+from kernels.gpu.rope import rope_and_store_kv
 from kernels.gpu.sampling import log_probs, sample
 
 __all__ = [
@@ -25,14 +28,19 @@ __all__ = [
     "add_rms_norm",
     "add_row_bias",
     "apply_penalties",
+    "gather_pages",
     "linear",
     "log_probs",
     "override_linear",
     "pack_linear",
+    "paged_attention",
+    "plan_attention",
     "plan_lora",
     "replace_embedding_rows",
     "rms_norm",
+    "rope_and_store_kv",
     "sample",
     "scale_output",
+    "scatter_pages",
     "silu_and_mul",
 ]
