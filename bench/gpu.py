@@ -49,25 +49,30 @@ def cell(record: Record, value: float | None, *, dry: bool) -> str:
 
 
 def figures_grid(outcomes: Sequence[Outcome], *, dry: bool) -> Grid:
-    """Every figure that is not a goal's, in the order of the run."""
-    rows = []
+    """Every figure that is no goal's, in the order of the run; equal bits are one row a section."""
+    rows: list[Sequence[str]] = []
     for outcome in outcomes:
-        for record in outcome.records:
-            if record.goal is None:
-                rows.append(
-                    (
-                        record.section,
-                        record.what,
-                        record.unit,
-                        "-" if record.predicted is None else f"{record.predicted:.4g}",
-                        cell(record, record.measured, dry=dry),
-                        "-" if record.floor_share is None else f"{record.floor_share:.0%}",
-                        {True: "ok", False: "NOT MET", None: ""}[record.passed]
-                        + (f" {record.note}" if record.note else ""),
-                    )
-                )
+        plain = [record for record in outcome.records if record.goal is None]
+        equal = [record for record in plain if record.unit == "bits" and record.passed]
+        rows += [_figure_row(record, dry=dry) for record in plain if record not in equal]
+        if equal:
+            what = f"{len(equal)} comparisons of bits that must be equal"
+            rows.append((outcome.section, what, "bits", "-", "0", "-", "ok"))
     headings = ("section", "what", "unit", "predicted", "measured", "of floor", "")
     return Grid("Figures", headings, rows, text_columns=3)
+
+
+def _figure_row(record: Record, *, dry: bool) -> Sequence[str]:
+    verdict = {True: "ok", False: "NOT MET", None: ""}[record.passed]
+    return (
+        record.section,
+        record.what,
+        record.unit,
+        "-" if record.predicted is None else f"{record.predicted:.4g}",
+        cell(record, record.measured, dry=dry),
+        "-" if record.floor_share is None else f"{record.floor_share:.0%}",
+        f"{verdict} {record.note}".strip(),
+    )
 
 
 def goals_grid(outcomes: Sequence[Outcome], *, dry: bool) -> Grid:
@@ -105,14 +110,9 @@ def sections_grid(outcomes: Sequence[Outcome]) -> Grid:
 def is_sound(outcomes: Sequence[Outcome], *, dry: bool) -> bool:
     """Whether nothing was wrong. A dry run must reach every section; a real one may be cut."""
     allowed = {"done"} if dry else {"done", "cut", "skipped"}
-    wrong = any(record.passed is False for each in outcomes for record in each.records)
-    if not dry:
-        # A goal of speed that was missed is a finding, not a fault.
-        wrong = any(
-            record.passed is False and record.unit not in TIME_UNITS
-            for each in outcomes
-            for record in each.records
-        )
+    records = [record for each in outcomes for record in each.records]
+    # A goal of speed that was missed is a finding, not a fault.
+    wrong = any(record.passed is False and record.unit not in TIME_UNITS for record in records)
     return not wrong and all(each.status in allowed for each in outcomes)
 
 

@@ -13,9 +13,10 @@ from bench.gpu_inputs import Pool, pool_for
 from bench.gpu_model import DecodeStep, random_decoder
 from bench.gpu_timing import Timer
 from bench.gpu_worker import Bench
-from bench.roofline import H200, MIXED_RANKS, Machine, step_s
+from bench.roofline import BLOCK_SIZE, H200, MIXED_RANKS, Machine, step_s
 from bench.shapes import LLAMA_3_8B, TARGET_SETS, TOY
 from engine.models.decoder import Decoder
+from kernels.gpu.launch import round_up
 
 ALL, QUERY_VALUE = TARGET_SETS["all-linear"], TARGET_SETS["q/v"]
 K1, K8 = 1024, 8192
@@ -33,7 +34,8 @@ class Case:
 
     @property
     def name(self) -> str:
-        text = f"{self.batch} x {self.context // 1024}k"
+        context = f"{self.context // 1024}k" if self.context >= 1024 else str(self.context)
+        text = f"{self.batch} x {context}"
         if not self.ranks:
             return f"{text}, base only"
         ranks = "/".join(str(rank) for rank in dict.fromkeys(self.ranks))
@@ -80,7 +82,7 @@ def run(bench: Bench) -> None:
     groups = DRY_CASES if bench.dry else CASES
     base = TOY if bench.dry else LLAMA_3_8B
     cases = [case for group in groups for case in group]
-    num_tokens = max(case.batch * case.context for case in cases)
+    num_tokens = max(case.batch * round_up(case.context, BLOCK_SIZE) for case in cases)
     largest = max(cases, key=lambda case: sum(case.ranks) * len(case.modules))
     pool = pool_for(
         base, num_tokens, [(largest.modules, rank) for rank in largest.ranks], dry=bench.dry
@@ -132,7 +134,7 @@ class Steps:
             f"step {case.name}" + (", others' adapters loaded" if loaded else ""),
             "ms",
             ms,
-            predicted=self._floor_ms(case, H200),
+            predicted=None if self._bench.dry else self._floor_ms(case, H200),
             floor_share=None if ms is None else floor_ms / ms,
             note="" if ms is None else _note(case, ms, overhead),
         )

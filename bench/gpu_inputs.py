@@ -47,6 +47,7 @@ class Pool:
         shape = CacheShape(base.num_layers, base.num_kv_heads, block_size, base.head_dim, dtype)
         page_bytes = pool_page_bytes(base, block_size, dtype)
         self.cache = PagedKVCache(shape, num_pages, page_bytes, device)
+        self._num_pages = num_pages
         self.format = page_format(base, page_bytes, dtype.itemsize)
         self._rng = random.Random(seed)
         self.take_back_all()
@@ -66,7 +67,7 @@ class Pool:
 
     def take_back_all(self) -> None:
         """No page has an owner any more; what is in them stays."""
-        self._free = list(range(self.cache.spare_page))
+        self._free = list(range(self._num_pages))
         self._rng.shuffle(self._free)
         self.num_adapter_bytes = 0
         """What the vectors of all its adapters hold: what a step with all of them reads."""

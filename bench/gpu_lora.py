@@ -7,6 +7,7 @@ of every adapter is read once a replay, as in a step.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from bench.gpu_inputs import Pool, one_row_each, pool_for, random_tensor
 from bench.gpu_timing import Timer
@@ -47,7 +48,7 @@ class LoraBench:
     def __init__(self, bench: Bench) -> None:
         self._bench = bench
         self._timer = Timer(dry=bench.dry)
-        self._base = TOY if bench.dry else LLAMA_3_8B
+        self._base = replace(TOY, num_layers=1) if bench.dry else LLAMA_3_8B
 
     def distinct(self, what: str, ranks: Sequence[int], modules: tuple[str, ...]) -> float | None:
         """Milliseconds with one row for each rank's own adapter."""
@@ -77,7 +78,7 @@ class LoraBench:
             "ms",
             ms,
             floor_share=None if us is None else floor_us / us,
-            note=f"{pool.num_adapter_bytes / 1e9:.3f} GB",
+            note="" if self._bench.dry else f"{pool.num_adapter_bytes / 1e9:.3f} GB",
         )
         return ms
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,7 +26,7 @@ from rich.table import Table
 from transformers.utils import logging as transformers_logging
 
 from bench.report import describe, machine, write_json
-from bench.tenfold_in_process import tenfold
+from bench.tenfold_in_process import CPU, tenfold
 from bench.workload import Served, Server, Workload, adapter_name, load_base, write_adapters
 
 RESULTS = Path(__file__).parent / "results"
@@ -154,11 +154,12 @@ def main(
     with tempfile.TemporaryDirectory() as scratch:
         adapters = write_adapters(base, Path(scratch) / "peft", num_adapters, seed)
         store = Path(scratch) / "store"
+        invariant = replace(CPU, batch_invariant=True)
         servers = {
             "PEFT base alone": peft_base_alone(base, work),
             PEFT: peft_mixed_batch(base, adapters, work),
-            "Tenfold": tenfold(base, adapters, store, work, batch_invariant=False),
-            "Tenfold, batch-invariant": tenfold(base, adapters, store, work, batch_invariant=True),
+            "Tenfold": tenfold(base, adapters, store, work),
+            "Tenfold, batch-invariant": tenfold(base, adapters, store, work, invariant),
         }
         rows = summarise(compare(servers, turns), work)
     console = Console()

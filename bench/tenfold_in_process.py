@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 
 from bench.workload import Served, Server, Workload
@@ -16,24 +17,34 @@ from engine.adapter_loader import AdapterLoader
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.messages import AdapterRef, EngineRequest, SamplingParams
-from engine.model_runner import ModelRunner
+from engine.runners import open_runner
 from lora.base_spec import BaseSpec
 from lora.digest import adapter_digest, hash_file
 from lora.store import CONFIG_FILE, WEIGHTS_FILE, LocalAdapterStore
 
-POOL_BYTES = 1 << 30
+CPU = EngineConfig(pool_bytes=1 << 30)
 
 
 def tenfold(
-    base: Path, adapters: list[Path], store_folder: Path, work: Workload, *, batch_invariant: bool
+    base: Path,
+    adapters: Sequence[Path | None],
+    store_folder: Path,
+    work: Workload,
+    config: EngineConfig = CPU,
 ) -> Server:
-    """An engine that keeps `work.streams` requests in flight until all are answered."""
+    """An engine that keeps `work.streams` requests in flight until all are answered.
+
+    Request i is for adapter i % len(adapters); None is the base.
+    """
     spec = BaseSpec.from_folder(base)
     store = LocalAdapterStore(store_folder)
-    refs = [_put(store, f"tenant-{index}", folder) for index, folder in enumerate(adapters)]
-    config = EngineConfig(pool_bytes=POOL_BYTES, batch_invariant=batch_invariant)
-    runner = ModelRunner(config, spec, base)
-    core = EngineCore(config, spec, runner, AdapterLoader(store, spec), engine_id="bench")
+    refs = [
+        None if folder is None else _put(store, f"tenant-{index}", folder)
+        for index, folder in enumerate(adapters)
+    ]
+    runner = open_runner(config, spec, base)
+    loader = AdapterLoader(store, spec, prepare=runner.prepare_adapter)
+    core = EngineCore(runner.config, spec, runner, loader, engine_id="bench")
     turns = itertools.count()
     return lambda: _serve(core, refs, work, next(turns))
 
@@ -45,17 +56,17 @@ def _put(store: LocalAdapterStore, tenant_id: str, folder: Path) -> AdapterRef:
     return AdapterRef(tenant_id=tenant_id, digest=digest, locator=locator)
 
 
-def _serve(core: EngineCore, refs: list[AdapterRef], work: Workload, turn: int) -> Served:
+def _serve(core: EngineCore, refs: list[AdapterRef | None], work: Workload, turn: int) -> Served:
     sampling = SamplingParams(seed=0, max_tokens=work.output_tokens, temperature=0.0)
     requests = [
         EngineRequest(
             request_id=f"{turn}/{index}",
-            tenant_id=refs[index % len(refs)].tenant_id,
+            tenant_id=ref.tenant_id if (ref := refs[index % len(refs)]) else "base",
             api_id="bench",
             epoch=0,
             prompt_token_ids=prompt,
             sampling=sampling,
-            adapter=refs[index % len(refs)],
+            adapter=ref,
         )
         for index, prompt in enumerate(work.prompts())
     ]
