@@ -217,8 +217,9 @@ def override_linear_kernel(
     indices = index0 + tl.arange(0, BLOCK_N)
     is_index = indices < count
     ids = tl.load(table + record + IDS)
-    outputs = tl.load(table + ids + indices, mask=is_index & (ids != 0), other=0)
-    outputs = tl.where(ids != 0, outputs, indices)
+    is_listed = tl.where(is_index, ids, 0) != 0
+    outputs = tl.load(table + ids + indices, mask=is_listed, other=0)
+    outputs = tl.where(is_listed, outputs, indices)
     w_ptrs = pool_ptr + matrix_row_places(table, record, indices, is_index, ITEM_BYTES)[None, :]
     rows = tl.arange(0, BLOCK_T)
     is_row = rows < num_rows
