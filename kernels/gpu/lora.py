@@ -13,7 +13,7 @@ Source: SGMV of Punica (Chen et al. 2023), here without padding ranks and throug
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -55,7 +55,8 @@ class LoraPlan:
     """A step's tiles on the device (`LoraArrays` has their meaning).
 
     pool: the pages as [numbers] of the compute dtype. workspace: float32, for the partials; None:
-    allocated as needed, which a CUDA graph's own memory pool serves too.
+    allocated as needed, which a CUDA graph's own memory pool serves too. adapters: kept alive,
+    because their tables are known here by address alone.
     """
 
     tiles: Tensor
@@ -65,6 +66,7 @@ class LoraPlan:
     pool: Tensor
     format: PageFormat
     workspace: Tensor | None = None
+    adapters: tuple[PagedAdapter, ...] = ()
 
     @classmethod
     def from_views(
@@ -78,7 +80,8 @@ class LoraPlan:
     ) -> LoraPlan:
         """A plan over tensors that the caller has filled from `LoraArrays` of `shape`.
 
-        `adapter`: any of the pool that the batch's adapters lie in.
+        `adapter`: any of the pool that the batch's adapters lie in; the caller keeps all of them
+        alive until the step is done.
         """
         pool = adapter.pool.view(-1).view(adapter.dtype)
         return cls(tiles, tables, counts, shape, pool, adapter.format, workspace)
@@ -106,22 +109,24 @@ def arrays_of(
     )
 
 
-def place_plan(arrays: LoraArrays, adapter: PagedAdapter) -> LoraPlan:
-    """Copy the arrays to the adapter's device, each for itself."""
-    tiles, tables, counts = (
-        torch.from_numpy(array).to(adapter.pool.device)
-        for array in (arrays.tiles, arrays.tables, arrays.counts)
-    )
-    return LoraPlan.from_views(tiles, tables, counts, arrays.shape, adapter)
-
-
 def plan_lora(segments: Sequence[LoraSegment]) -> LoraPlan | None:
-    return place_plan(arrays_of(segments), segments[0].weights) if segments else None
+    return _place_plan(segments, arrays_of(segments)) if segments else None
 
 
 def plan_lora_invariant(segments: Sequence[LoraSegment]) -> LoraPlan | None:
     """Tiles, blocks and splits that do not depend on the batch."""
-    return place_plan(arrays_of(segments, fixed=True), segments[0].weights) if segments else None
+    return _place_plan(segments, arrays_of(segments, fixed=True)) if segments else None
+
+
+def _place_plan(segments: Sequence[LoraSegment], arrays: LoraArrays) -> LoraPlan:
+    """Copy the arrays to the adapters' device, each for itself."""
+    adapters = tuple(dict.fromkeys(segment.weights for segment in segments))
+    tiles, tables, counts = (
+        torch.from_numpy(array).to(adapters[0].pool.device)
+        for array in (arrays.tiles, arrays.tables, arrays.counts)
+    )
+    plan = LoraPlan.from_views(tiles, tables, counts, arrays.shape, adapters[0])
+    return replace(plan, adapters=adapters)
 
 
 def add_lora(y: Tensor, x: Tensor, plan: LoraPlan | None, key: SiteKey) -> None:

@@ -1,0 +1,28 @@
+"""Bugs of the forms beside LoRA."""
+
+from __future__ import annotations
+
+from tests.kernels_gpu.seeded_bugs import SeededBug
+
+KERNELS = "kernels/gpu/adapter_rows_kernels.py"
+
+BUGS = [
+    SeededBug(
+        "the scale is applied to the base's bias too",
+        KERNELS,
+        "y = (y - bias[None, :]) * vector[None, :] + bias[None, :]",
+        "y = y * vector[None, :]",
+    ),
+    SeededBug(
+        "the last replaced id is not found",
+        KERNELS,
+        "        end = count\n",
+        "        end = count - 1\n",
+    ),
+    SeededBug(
+        "a row of a run is counted from the run before",
+        "kernels/gpu/adapter_tiles.py",
+        "within = (row % rows_per_run)",
+        "within = (row % (rows_per_run + 1))",
+    ),
+]
