@@ -169,7 +169,10 @@ class EngineCore:
                 f"The prompt has {num_tokens} tokens; 1 to {self._base.max_model_len - 1} fit."
             )
             return EngineError(code="invalid_prompt", message=message)
-        if not all(token in known for token in request.prompt_token_ids):
+        # NOTE: an id below 0 would be read as a placeholder, and so as a neighbour's token.
+        if not all(
+            token in known for token in request.prompt_token_ids + request.delivered_token_ids
+        ):
             message = f"A token id is outside the vocabulary of {self._base.vocab_size}."
             return EngineError(code="invalid_prompt", message=message)
         if request.sampling.max_tokens <= len(request.delivered_token_ids):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 from engine.config import EngineConfig
@@ -24,12 +25,16 @@ def make_ref(name: str) -> AdapterRef:
 
 @dataclass(eq=False)
 class ScriptedWeights:
-    """Weights that take `size` pages; `on_install` learns which."""
+    """Weights of the loader's that take `size` pages."""
 
     ref: AdapterRef
     size: int
-    on_install: Install
-    is_installed = True
+    loader: ScriptedLoader
+    installed_at: float = inf
+
+    @property
+    def is_installed(self) -> bool:
+        return self.loader.polls >= self.installed_at
 
     @property
     def for_kernels(self) -> Any:
@@ -39,14 +44,19 @@ class ScriptedWeights:
         return self.size
 
     def install(self, pages: Sequence[int]) -> None:
-        self.on_install(self.ref, pages)
+        self.installed_at = self.loader.polls + self.loader.install_delay
+        self.loader.on_install(self.ref, pages)
 
 
 @dataclass
 class ScriptedLoader:
-    """Delivers an adapter after `delay` polls; sizes in pages by locator; some fail."""
+    """Delivers an adapter after `delay` polls; sizes in pages by locator; some fail.
+
+    Its pages are filled `install_delay` polls after it got them; `on_install` learns which.
+    """
 
     delay: int = 0
+    install_delay: int = 0
     pages: dict[str, int] = field(default_factory=dict)
     corrupt: set[str] = field(default_factory=set)
     started: list[str] = field(default_factory=list)
@@ -67,6 +77,4 @@ class ScriptedLoader:
     def _result(self, ref: AdapterRef) -> LoadResult:
         if ref.locator in self.corrupt:
             return LoadResult(ref, None, CORRUPT)
-        return LoadResult(
-            ref, ScriptedWeights(ref, self.pages.get(ref.locator, 1), self.on_install)
-        )
+        return LoadResult(ref, ScriptedWeights(ref, self.pages.get(ref.locator, 1), self))

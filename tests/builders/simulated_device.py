@@ -115,6 +115,8 @@ class SimulatedDevice:
             raise RuntimeError("launch failed")
         pages_of = dict(residency.owners())
         order = sorted(step, key=lambda each: (str(each.adapter), -each.arrival))
+        adapters = [each.adapter for each in order if each.adapter is not None]
+        demand(all(map(residency.is_installed, adapters)), "an adapter that is being copied")
         rows = [self._rows(sequence, step[sequence], pages_of) for sequence in order]
         launched = _Launched(self, number, rows, self._last)
         self._check(launched)

@@ -48,6 +48,7 @@ class Simulation:
         *,
         num_pages: int = 40,
         delay: int = 0,
+        install_delay: int = 0,
         adapter_pages: int = 2,
         device: type[SimulatedDevice] = SimulatedDevice,
         **config: int,
@@ -55,7 +56,7 @@ class Simulation:
         settings = EngineConfig(block_size=BLOCK_SIZE, pool_bytes=num_pages * PAGE_BYTES, **config)
         self.device = device(settings, max_in_flight)
         sizes = dict.fromkeys("abcd", adapter_pages)
-        loader = ScriptedLoader(delay, sizes, on_install=self.device.install)
+        loader = ScriptedLoader(delay, install_delay, sizes, on_install=self.device.install)
         self.core = EngineCore(settings, TINY_BASE, self.device, loader, "sim")
 
     def run(self, clients: Sequence[Client]) -> Outputs:
@@ -141,6 +142,7 @@ def many_clients(draw: st.DrawFn) -> list[Client]:
     budget=st.integers(1, 64),
     max_num_seqs=st.integers(1, 6),
     delay=st.integers(0, 4),
+    install_delay=st.integers(0, 3),
     adapter_pages=st.integers(1, 6),
     broken=st.sets(st.integers(0, 60), max_size=2),
 )
@@ -150,6 +152,7 @@ def test_tokens_do_not_depend_on_how_many_steps_are_in_flight(
     budget: int,
     max_num_seqs: int,
     delay: int,
+    install_delay: int,
     adapter_pages: int,
     broken: set[int],
 ) -> None:
@@ -159,6 +162,7 @@ def test_tokens_do_not_depend_on_how_many_steps_are_in_flight(
             max_in_flight,
             num_pages=num_pages,
             delay=delay,
+            install_delay=install_delay,
             adapter_pages=adapter_pages,
             max_num_batched_tokens=budget,
             max_num_seqs=max_num_seqs,
@@ -252,6 +256,34 @@ def test_preemption_waits_for_the_step_in_flight() -> None:
     assert simulation.device.num_starts.total() > len(requests), "one was preempted"
     check_answers(all_of(*requests), outputs)
     assert {len(tokens) for tokens in delivered(outputs).values()} == {30}
+
+
+def test_younger_streams_do_not_keep_an_older_prompt_from_its_pages() -> None:
+    old = make_request("old", [1] * 60, adapter=make_ref("a"), max_tokens=1)
+    young = [make_request(name, [2], max_tokens=60) for name in ("young", "younger")]
+    num_steps = []
+    for max_in_flight in (1, 2):
+        simulation = Simulation(
+            max_in_flight, num_pages=11, delay=2, adapter_pages=1, max_num_batched_tokens=8
+        )
+        for request in (old, *young):
+            simulation.core.add(request)
+        while all(output.request_id != "old" for output in simulation.step()):
+            pass
+        num_steps.append(simulation.core.num_steps)
+    assert num_steps[1] <= num_steps[0] + 2
+
+
+@pytest.mark.parametrize("max_in_flight", [1, 2])
+def test_a_request_whose_adapter_is_being_copied_to_the_device_holds_nobody_up(
+    max_in_flight: int,
+) -> None:
+    simulation = Simulation(max_in_flight, install_delay=6)
+    slow = make_request("slow", [1], adapter=make_ref("a"), max_tokens=2)
+    quick = make_request("quick", [2], max_tokens=5)
+    outputs = simulation.run(all_of(slow, quick))
+    check_answers(all_of(slow, quick), outputs)
+    assert list(outputs) == ["quick", "slow"]
 
 
 def test_the_simulated_device_sees_a_page_that_was_given_away_too_early() -> None:

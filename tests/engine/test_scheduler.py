@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from engine.config import EngineConfig
 from engine.core import EngineCore
@@ -248,6 +249,12 @@ def test_a_waiting_requests_adapter_does_not_take_pages_before_its_tokens_fit_to
 def test_a_prompt_that_the_api_should_have_refused_is_answered(prompt: list[int]) -> None:
     simulation = Simulation(num_pages=80)
     (only,) = simulation.run([make_request("bad", prompt)])["bad"]
+    assert only.error is not None and only.error.code == "invalid_prompt"
+
+
+def test_a_delivered_token_that_would_be_read_as_a_placeholder_is_refused() -> None:
+    request = structs.replace(make_request("bad", [1]), delivered_token_ids=[-1])
+    (only,) = Simulation().run([request])["bad"]
     assert only.error is not None and only.error.code == "invalid_prompt"
 
 
