@@ -29,12 +29,14 @@ class InterpretedHarness(EngineHarness):
         *,
         max_in_flight: int = 2,
         device: Device | None = None,
+        runner: type[GpuRunner] = GpuRunner,
     ) -> None:
         self.base = BaseSpec.from_folder(base_folder)
         self.store = LocalAdapterStore(store_folder)
-        self.gpu = GpuRunner(
+        self.gpu = runner(
             config, self.base, base_folder, device or HostDevice(), max_in_flight=max_in_flight
         )
         self.gpu.kv_cache.poison()
         self.loader = AdapterLoader(self.store, self.base, prepare=self.gpu.prepare_adapter)
+        config = self.gpu.config
         self.core = EngineCore(config, self.base, self.gpu, self.loader, "engine-under-test")
