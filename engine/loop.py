@@ -17,7 +17,7 @@ import structlog
 
 from engine.config import EngineConfig
 from engine.core import EngineCore
-from engine.messages import Abort, AdapterRef, EngineRequest, OutputBatch
+from engine.messages import Abort, AdapterRef, EngineRequest, FinishReason, OutputBatch
 from engine.residency import AdapterKey
 from engine.transport.errors import QueueUnavailableError
 from engine.transport.server import HEARTBEAT_INTERVAL_S, EngineStatus, EngineTransport
@@ -32,6 +32,15 @@ IDLE_WAIT_S = 0.5
 BUSY_WAIT_S = 0.1
 RETRY_WAIT_S = 0.5
 PUBLISH_WAIT_S = 0.1
+API_LOST = "api_lost"
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """An aborted request, for the publisher: its last count goes out after its last tokens."""
+
+    abort: Abort
+    reason: str
 
 
 class Tick:
@@ -57,8 +66,8 @@ class EngineLoop:
         self._core = core
         self._transport = transport
         self._config = config
-        self._inbox: SimpleQueue[EngineRequest | Abort | Tick] = SimpleQueue()
-        self._outbox: Queue[Mapping[str, OutputBatch]] = Queue(MAX_UNPUBLISHED_STEPS)
+        self._inbox: SimpleQueue[EngineRequest | Abort | Ended | Tick] = SimpleQueue()
+        self._outbox: Queue[Mapping[str, OutputBatch] | Ended] = Queue(MAX_UNPUBLISHED_STEPS)
         self._stopping = threading.Event()
         self._counting = threading.Lock()
         self._num_leased = 0  # requests that are here and not yet ended
@@ -121,12 +130,20 @@ class EngineLoop:
         except Empty:
             return
 
-    def _handle(self, message: EngineRequest | Abort | Tick) -> None:
+    def _handle(self, message: EngineRequest | Abort | Ended | Tick) -> None:
         if isinstance(message, EngineRequest):
             self._tenants[message.request_id] = message.tenant_id
             self._core.add(message)
-        elif isinstance(message, Abort) and self._core.abort(message.request_id, message.epoch):
-            self._end(message.request_id)
+        elif isinstance(message, Abort):
+            self._abort(Ended(message, FinishReason.ABORT.value))
+        elif isinstance(message, Ended):
+            self._abort(message)
+
+    def _abort(self, ended: Ended) -> None:
+        abort = ended.abort
+        if self._core.abort(abort.request_id, abort.epoch):
+            self._end(abort.request_id)
+            self._put_outbox(ended)
 
     def _account(self, batches: Mapping[str, OutputBatch]) -> None:
         """After a step: publish its tokens, count them, and renew the snapshot."""
@@ -150,7 +167,7 @@ class EngineLoop:
         if batches:
             self._put_outbox(batches)
 
-    def _put_outbox(self, batches: Mapping[str, OutputBatch]) -> None:
+    def _put_outbox(self, batches: Mapping[str, OutputBatch] | Ended) -> None:
         """Sequences pause while Redis takes nothing: the step loop waits here, and only here."""
         while True:
             try:
@@ -210,12 +227,16 @@ class EngineLoop:
         """Ends only when everything is out, or the transport was closed."""
         while True:
             try:
-                batches = self._outbox.get(timeout=PUBLISH_WAIT_S)
+                item = self._outbox.get(timeout=PUBLISH_WAIT_S)
             except Empty:
                 if self._stopping.is_set():
                     return
                 continue
-            if not self._transport.publish(batches):
+            if isinstance(item, Ended):
+                is_out = self._transport.publish_end(item.abort, item.reason)
+            else:
+                is_out = self._transport.publish(item)
+            if not is_out:
                 return
 
     def _heartbeat(self) -> None:
@@ -231,6 +252,8 @@ class EngineLoop:
                         map(_ref, snapshot.adapters - known), map(_ref, known - snapshot.adapters)
                     )
                     known = snapshot.adapters
+                for abort in self._transport.find_orphans():
+                    self._inbox.put(Ended(abort, API_LOST))
             except QueueUnavailableError as error:
                 log.warning("heartbeat_failed", error=str(error))
 

@@ -60,6 +60,8 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     sampling: SamplingParams
     adapter: AdapterRef | None = None
     delivered_token_ids: list[int] = []
+    queue_ms: int = 0
+    """How long it waited in the queue; set when it is leased."""
 
 
 class EngineError(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,6 +94,33 @@ class OutputBatch(msgspec.Struct, frozen=True, kw_only=True):
 
     engine_id: str
     outputs: list[TokenOutput]
+
+
+class UsageAuthor(StrEnum):
+    """Who says so. `app.requests.ledger` ranks them where they differ on how a request ended."""
+
+    API = "api"
+    ENGINE = "engine"
+    SWEEPER = "sweeper"
+
+
+class UsageRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What one request has used so far, for the ledger. All counts are absolute.
+
+    `finish_reason` is None for a checkpoint; else `stop`, `length`, `abort`, or an error's code.
+    """
+
+    author: UsageAuthor
+    request_id: str
+    tenant_id: str
+    epoch: int
+    num_prompt_tokens: int
+    num_generated_tokens: int
+    num_cached_tokens: int = 0
+    adapter_digest: str | None = None
+    finish_reason: str | None = None
+    engine_id: str | None = None
+    queue_ms: int | None = None
 
 
 class Abort(msgspec.Struct, frozen=True, kw_only=True, tag="abort"):

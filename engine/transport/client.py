@@ -1,8 +1,9 @@
 """The API's end of the queue: submit requests, follow their output, abort them.
 
 Async, one per process. Knows nothing of HTTP or text. Invariant: every submitted request's stream
-ends (finished, failed or closed), also where Redis or its engine is gone, and what nobody waits
-for is aborted. `watch.py` holds the rules by which a silent stream is given up.
+ends (finished, failed or closed), also where Redis or its engine is gone; what nobody waits for is
+aborted, and what this process ended, not an engine, is reported for the ledger. `watch.py` holds
+the rules by which a silent stream is given up.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from engine.messages import EngineRequest, TokenOutput
 from engine.transport import codec, keys
 from engine.transport.connection import open_async_redis, translated_errors
 from engine.transport.errors import MessageDecodeError, QueueUnavailableError
+from engine.transport.liveness import ApiHeartbeat
 from engine.transport.output_stream import OutputStream
+from engine.transport.reports import UsageReporter, record_of_stream, record_of_unsubmitted
 from engine.transport.scripts import read_script
 from engine.transport.watch import Watch
 
@@ -58,11 +61,21 @@ class QueueClient:
         self._enqueues: set[asyncio.Task[Any]] = set()
         self._tasks: list[asyncio.Task[None]] = []
         self._is_closing = False
-        self._watch = Watch(self._run, self._streams, clock=clock)
+        self._heartbeat = ApiHeartbeat(redis_url, api_id)
+        self._reports = UsageReporter(self._redis, clock)
+        self._watch = Watch(
+            self._run, self._streams, on_data_lost=self._reports.repeat, clock=clock
+        )
 
     async def start(self) -> None:
         """Begin to read. Does not fail where Redis is down: see `is_connected`."""
-        steps = {"read": self._read, "watch": self._look, "abort": self._send_aborts}
+        steps = {
+            "read": self._read,
+            "watch": self._look,
+            "abort": self._send_aborts,
+            "report": self._reports.send,
+        }
+        self._heartbeat.start()
         try:
             await self._watch.look()
         except QueueUnavailableError as error:
@@ -86,10 +99,14 @@ class QueueClient:
         try:
             while self._aborts:
                 await self._send_aborts()
+            while self._reports.num_unsent:
+                await self._reports.send()
             with translated_errors():
                 await self._redis.delete(keys.out(self.api_id))
         except QueueUnavailableError as error:
             log.warning("queue_unavailable", task="close", error=str(error))
+        # Last: what this process could not end is ended by others once it is silent.
+        await asyncio.to_thread(self._heartbeat.stop)
         await self._redis.aclose()
 
     @property
@@ -134,10 +151,17 @@ class QueueClient:
         try:
             # Shielded: half a command cannot be taken back, a whole one can be aborted.
             await asyncio.shield(enqueue)
-        except (QueueUnavailableError, asyncio.CancelledError):
+        except QueueUnavailableError:
+            stream.close("queue_unavailable")
+            raise
+        except asyncio.CancelledError:
             stream.close()
             raise
         return stream
+
+    def disown(self, request: EngineRequest, reason: str) -> None:
+        """An accepted request is not going to be submitted: report that it has ended."""
+        self._reports.add(record_of_unsubmitted(request, reason))
 
     def abort(self, request_id: str) -> None:
         """Take a request back, whoever waits for it; its stream ends at once, without output."""
@@ -155,6 +179,8 @@ class QueueClient:
 
     def _forget(self, stream: OutputStream, must_abort: bool) -> None:
         self._streams.pop(stream.request_id, None)
+        if stream.ending is not None:
+            self._reports.add(record_of_stream(stream, stream.ending))
         if must_abort:
             self._aborts[stream.request_id] = (stream.engine_id or "", stream.epoch)
             self._has_aborts.set()
@@ -192,8 +218,12 @@ class QueueClient:
 
     def _push(self, output: TokenOutput, engine_id: str, now: float) -> None:
         stream = self._streams.get(output.request_id)
-        if stream is not None:
-            stream.push(output, engine_id, now)
+        if stream is None:
+            return
+        stream.push(output, engine_id, now)
+        if stream.is_finished and stream.ending is None and output.finish_reason is not None:
+            reason = output.finish_reason.value if output.error is None else output.error.code
+            self._reports.remember(record_of_stream(stream, reason))
 
     async def _look(self) -> None:
         await self._watch.look()

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import msgspec
 
-from engine.messages import ControlMessage, EngineRequest, OutputBatch
+from engine.messages import ControlMessage, EngineRequest, OutputBatch, UsageRecord
 from engine.transport.errors import MessageDecodeError
 
 WIRE_VERSION = b"\x01"  # lua/prelude.lua writes control messages and must agree
@@ -20,10 +20,11 @@ T = TypeVar("T")
 _encoder = msgspec.msgpack.Encoder()
 _request_decoder = msgspec.msgpack.Decoder(EngineRequest)
 _batch_decoder = msgspec.msgpack.Decoder(OutputBatch)
+_usage_decoder = msgspec.msgpack.Decoder(UsageRecord)
 _control_decoder: msgspec.msgpack.Decoder[ControlMessage] = msgspec.msgpack.Decoder(ControlMessage)
 
 
-def encode(message: EngineRequest | OutputBatch | ControlMessage) -> bytes:
+def encode(message: EngineRequest | OutputBatch | UsageRecord | ControlMessage) -> bytes:
     return WIRE_VERSION + _encoder.encode(message)
 
 
@@ -33,6 +34,10 @@ def decode_request(data: bytes) -> EngineRequest:
 
 def decode_batch(data: bytes) -> OutputBatch:
     return _decode(_batch_decoder, data)
+
+
+def decode_usage(data: bytes) -> UsageRecord:
+    return _decode(_usage_decoder, data)
 
 
 def decode_control(data: bytes) -> ControlMessage:

@@ -17,6 +17,8 @@ touch any of them; whatever is not O(tenants) has an expiry or is deleted with i
     engine:<engine>     hash    heartbeat, expires
     resident:<engine>   set     adapters that an engine holds, as tenant/digest
     out:<api>           stream  one entry per step of an engine, expires
+    api:<api>           string  an API process lives, expires
+    usage               stream  what requests used; an entry stays until it is in the ledger
     generation          string  a token that a server which lost its data no longer has
     admission:<tenant>  zset    requests in flight by the expiry of their reservation
 """
@@ -28,6 +30,11 @@ from engine.messages import AdapterRef
 PREFIX = "{tenfold}:"
 GENERATION = f"{PREFIX}generation"
 LEASES = f"{PREFIX}leases"
+USAGE = f"{PREFIX}usage"
+
+
+def api(api_id: str) -> str:
+    return f"{PREFIX}api:{api_id}"
 
 
 def control(engine_id: str) -> str:

@@ -43,6 +43,8 @@ class OutputStream:
         self.epoch = request.epoch
         self.is_enqueued = False
         self.is_finished = False
+        self.ending: str | None = None  # why this process ended it; None where its engine did
+        self.num_cached_tokens = 0
         self.last_output_at = now
         self.deadline_at = deadline_at
         self.unknown_since: float | None = None
@@ -57,6 +59,11 @@ class OutputStream:
         """True once an engine has said anything about the request."""
         return self.engine_id is not None
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the answer that came here, with those of earlier engines."""
+        return self._next_index
+
     def push(self, output: TokenOutput, engine_id: str, now: float) -> None:
         """Take what is new in `output`; drop what is known, and what an old epoch still says."""
         if self.is_finished or output.epoch < self.epoch:
@@ -65,6 +72,7 @@ class OutputStream:
         self.engine_id = engine_id
         self.last_output_at = now
         self.unknown_since = None
+        self.num_cached_tokens = max(self.num_cached_tokens, output.num_cached_tokens)
         has_failed = output.finish_reason in (FinishReason.ABORT, FinishReason.ERROR)
         if output.index > self._next_index and not has_failed:
             self.fail("output_lost", "Part of the output was lost.", must_abort=True)
@@ -95,12 +103,12 @@ class OutputStream:
                 error=EngineError(code=code, message=message),
             )
         )
-        self._end(must_abort=must_abort)
+        self._end(must_abort=must_abort, ending=code)
 
-    def close(self) -> None:
+    def close(self, reason: str = FinishReason.ABORT.value) -> None:
         """No more output is wanted. Never waits, so it is safe in a cancelled task."""
         self._buffer.clear()
-        self._end(must_abort=True)
+        self._end(must_abort=True, ending=reason)
 
     async def __aenter__(self) -> Self:
         return self
@@ -129,9 +137,10 @@ class OutputStream:
         self._buffer.append(output)
         self._has_news.set()
 
-    def _end(self, *, must_abort: bool) -> None:
+    def _end(self, *, must_abort: bool, ending: str | None = None) -> None:
         if self.is_finished:
             return
+        self.ending = ending
         self.is_finished = True
         self._has_news.set()
         self._on_end(self, must_abort)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import secrets
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
@@ -17,6 +18,7 @@ import msgspec
 import structlog
 
 from engine.messages import (
+    Abort,
     AdapterRef,
     ControlMessage,
     EngineError,
@@ -24,11 +26,14 @@ from engine.messages import (
     FinishReason,
     OutputBatch,
     TokenOutput,
+    UsageRecord,
 )
 from engine.transport import codec, keys
 from engine.transport.connection import SOCKET_TIMEOUT_S, open_redis, translated_errors
 from engine.transport.errors import MessageDecodeError, QueueUnavailableError
+from engine.transport.liveness import ApiWatch
 from engine.transport.scripts import read_script
+from engine.transport.usage import UsageMeter
 
 log = structlog.get_logger(__name__)
 
@@ -43,6 +48,8 @@ MAX_CONTROL_WAIT_S = SOCKET_TIMEOUT_S / 2
 SERVER_TICK_S = 0.1  # Redis and Valkey, at their default hz of 10
 GENERATED_TOKEN_COST = 2  # of a prompt token, as in VTC (Sheng et al., 2024)
 PUBLISH_RETRY_S = (0.01, 0.05, 0.25, 1.0)
+API_DEAD_AFTER_S = 0.5  # after its heartbeat expired; its work is aborted within 2 s in all
+API_STEADY_S = 2.0
 UNKNOWN_CAPACITY = 1 << 40
 
 
@@ -74,6 +81,10 @@ class EngineTransport:
         }
         self._ask = 0
         self._uncharged: Counter[str] = Counter()
+        self._meter = UsageMeter(engine_id)
+        self._api_watch = ApiWatch(
+            dead_after_s=API_DEAD_AFTER_S, steady_s=API_STEADY_S, clock=time.monotonic
+        )
         self._is_closed = threading.Event()
 
     def lease(
@@ -102,7 +113,10 @@ class EngineTransport:
         # NOTE: counted on only after the reply: the same ask after a lost one gets its leases.
         self._ask += 1
         requests = [self._decode_or_refuse(row) for row in rows]
-        return [request for request in requests if request is not None]
+        leased = [request for request in requests if request is not None]
+        for request in leased:
+            self._meter.open(request)
+        return leased
 
     def wait_control(self, timeout_s: float) -> list[ControlMessage]:
         """Aborts and wakes, oldest first; waits up to `timeout_s` (at most 2.5 s) for one.
@@ -130,17 +144,60 @@ class EngineTransport:
         """Send one step's outputs, by API process; ends the leases of what finished.
 
         Output is never dropped: this retries until Redis takes it (readers drop duplicates), and
-        returns False only if `close` was called first.
+        returns False only if `close` was called first. What the requests used goes with it.
         """
         if not batches:
             return True
+        outputs = [output for batch in batches.values() for output in batch.outputs]
+        ended = [
+            (output.request_id, output.epoch)
+            for output in outputs
+            if output.finish_reason is not None
+        ]
+        return self._publish(batches, self._meter.observe(outputs), ended)
+
+    def publish_end(self, abort: Abort, reason: str) -> bool:
+        """Say what an aborted request used, and end its lease; nobody waits for its output."""
+        record = self._meter.end(abort.request_id, abort.epoch, reason)
+        if record is None:
+            return True
+        return self._publish({}, [record], [(abort.request_id, abort.epoch)])
+
+    def find_orphans(self) -> list[Abort]:
+        """What is in flight here for API processes that died: nobody wants it any more.
+
+        Call it as often as `heartbeat`, from the same thread.
+        """
+        by_api = self._meter.requests_by_api()
+        api_ids = list(by_api)
+        try:
+            with translated_errors():
+                self._redis.set(keys.GENERATION, secrets.token_hex(8), nx=True)
+                found = self._redis.mget(keys.GENERATION, *map(keys.api, api_ids))
+        except QueueUnavailableError:
+            self._api_watch.forget()
+            raise
+        generation, *beats = cast("list[bytes | None]", found)
+        present = {api_id: beat is not None for api_id, beat in zip(api_ids, beats, strict=True)}
+        dead = self._api_watch.look(generation, present)
+        for api_id in dead:
+            log.warning("api_process_lost", api_id=api_id, num_requests=len(by_api[api_id]))
+        return [abort for api_id in dead for abort in by_api[api_id]]
+
+    def _publish(
+        self,
+        batches: Mapping[str, OutputBatch],
+        records: list[UsageRecord],
+        ended: list[tuple[str, int]],
+    ) -> bool:
         args: list[Any] = [MAX_OUT_ENTRIES, int(OUT_STREAM_TTL_S * 1000), len(batches)]
         for api_id, batch in batches.items():
             args += (api_id, codec.encode(batch))
-        for batch in batches.values():
-            for output in batch.outputs:
-                if output.finish_reason is not None:
-                    args += (output.request_id, output.epoch)
+        args.append(len(records))
+        for record in records:
+            args += (record.request_id, record.epoch, codec.encode(record))
+        for request_id, epoch in ended:
+            args += (request_id, epoch)
         attempt = 0
         while True:
             try:
@@ -214,11 +271,19 @@ class EngineTransport:
 
     def _decode_or_refuse(self, row: list[Any]) -> EngineRequest | None:
         request_id, epoch = row[0].decode(), int(row[1])
-        api_id, num_prompt_tokens = row[3].decode(), int(row[4])
+        api_id, num_prompt_tokens, queue_ms = row[3].decode(), int(row[4]), int(row[6])
         try:
             request = codec.decode_request(row[5])
         except MessageDecodeError as error:
             log.error("request_refused", request_id=request_id, error=str(error))
+            self._meter.open_unread(
+                request_id,
+                tenant_id=row[2].decode(),
+                api_id=api_id,
+                epoch=epoch,
+                num_prompt_tokens=num_prompt_tokens,
+                queue_ms=queue_ms,
+            )
             refusal = TokenOutput(
                 request_id=request_id,
                 epoch=epoch,
@@ -233,4 +298,4 @@ class EngineTransport:
             )
             self.publish({api_id: OutputBatch(engine_id=self.engine_id, outputs=[refusal])})
             return None
-        return msgspec.structs.replace(request, epoch=epoch)
+        return msgspec.structs.replace(request, epoch=epoch, queue_ms=queue_ms)

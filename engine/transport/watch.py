@@ -36,6 +36,7 @@ class Watch:
         run: Callable[..., Awaitable[Any]],
         streams: Mapping[str, OutputStream],
         *,
+        on_data_lost: Callable[[], None],
         clock: Callable[[], float],
     ) -> None:
         self.is_connected = False
@@ -43,6 +44,7 @@ class Watch:
         self.live_engines: frozenset[str] = frozenset()
         self._run = run
         self._streams = streams
+        self._on_data_lost = on_data_lost
         self._clock = clock
         self._generation: bytes | None = None
         self._answered_at = clock()
@@ -102,6 +104,7 @@ class Watch:
     def _note_generation(self, generation: bytes) -> None:
         if self._generation not in (None, generation):
             log.error("queue_lost_its_data", num_in_flight=len(self._streams))
+            self._on_data_lost()
         self._generation = generation
 
     def _note_engines(self, live: list[bytes], dead: list[bytes], now: float) -> None:

@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
+from queue import SimpleQueue
 from typing import Self
 
 from engine.messages import (
@@ -76,6 +77,7 @@ class StubEngine:
         self._tokens_per_step = tokens_per_step
         self._step_s = step_s
         self._running: dict[str, _Running] = {}
+        self._orphans: SimpleQueue[Abort] = SimpleQueue()
         self._generated: Counter[str] = Counter()
         self._generated_lock = threading.Lock()
         self._may_step = threading.Event()
@@ -145,6 +147,8 @@ class StubEngine:
             )
             try:
                 self._transport.heartbeat(status)
+                for orphan in self._transport.find_orphans():
+                    self._orphans.put(orphan)
             except QueueUnavailableError:
                 continue  # the next one tries again; the transport keeps the charges
 
@@ -156,6 +160,17 @@ class StubEngine:
                 self.aborted.append(message.request_id)
                 running = self._running[message.request_id]
                 self._publish([(running, self._output(running, [], FinishReason.ABORT))])
+        while not self._orphans.empty():
+            self._drop(self._orphans.get())
+
+    def _drop(self, orphan: Abort) -> None:
+        """Forget a request whose API process died."""
+        running = self._running.get(orphan.request_id)
+        if running is not None and running.request.epoch == orphan.epoch:
+            self.aborted.append(orphan.request_id)
+            del self._running[orphan.request_id]
+            self._free_pages += running.num_pages
+            self._transport.publish_end(orphan, "api_lost")
 
     def _lease(self) -> None:
         requests = self._transport.lease(

@@ -1,12 +1,12 @@
 -- Give an engine up to n requests: the least-served tenant's oldest that fits, again and again.
 -- ARGV: engine, boot, ask, free_pages, page_tokens, n, total_pages, max_age_ms, heartbeat_ttl_ms
--- Returns rows {request, epoch, tenant, api, prompt_tokens, message}. Where nothing is found the
--- engine is idle as of this very step, so no request can arrive unnoticed in between.
+-- Returns rows {request, epoch, tenant, api, prompt_tokens, message, queue_ms}. Where nothing is
+-- found the engine is idle as of this very step, so no request can arrive unnoticed in between.
 local SCAN_REQUESTS, SCAN_TENANTS = 4, 16
 local engine, boot, ask = ARGV[1], ARGV[2], ARGV[3]
 local free, page_tokens, n = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
 local total, max_age_ms = tonumber(ARGV[7]), tonumber(ARGV[8])
-local idle, tenants, leases = key('idle'), key('tenants'), key('leases')
+local idle, tenants, leases, now = key('idle'), key('tenants'), key('leases'), now_ms()
 
 -- Asking is a sign of life: a lease must not look orphaned before the first heartbeat.
 if not is_alive(engine, boot) then
@@ -18,8 +18,9 @@ redis.call('ZREM', idle, engine)
 
 local function row(request, epoch)
   local body = redis.call('HMGET', key('request', request),
-    'tenant', 'api', 'prompt_tokens', 'message')
-  return {request, epoch, body[1], body[2], tonumber(body[3]), body[4]}
+    'tenant', 'api', 'prompt_tokens', 'message', 'arrived_ms')
+  local queue_ms = math.max(0, now - tonumber(body[5] or now))
+  return {request, epoch, body[1], body[2], tonumber(body[3]), body[4], queue_ms}
 end
 
 -- A repeated ask (its reply was lost on the way) gets the same leases once more.
@@ -41,7 +42,6 @@ end
 -- The oldest request of a tenant that fits, and its pages; or whether one that waits too long
 -- for room bars the way: whatever came after it could keep its pages from ever being free.
 -- What fits in no engine is given out, for the engine to refuse: it always answers.
-local now = now_ms()
 local function choose(tenant)
   for _, request in ipairs(redis.call('ZRANGE', key('queue', tenant), 0, SCAN_REQUESTS - 1)) do
     local body = redis.call('HMGET', key('request', request), 'prompt_tokens', 'arrived_ms')

@@ -23,9 +23,8 @@ from tests.builders.requests import make_request
 from tests.builders.stub_engine import StubEngine
 from tests.builders.waiting import until
 
-LEFT_FOR_GOOD = {
-    f"{keys.PREFIX}{name}" for name in ("vtc", "level", "arrivals", "generation", "out:api-test")
-}
+NAMES_LEFT = ("vtc", "level", "arrivals", "generation", "out:api-test", "api:api-test", "usage")
+LEFT_FOR_GOOD = {f"{keys.PREFIX}{name}" for name in NAMES_LEFT}
 
 
 async def drain(stream: OutputStream) -> list[TokenOutput]:
