@@ -33,7 +33,8 @@ _LOST_STATES = ("08", "53", "57P")
 _SCOPE = text(
     "SELECT set_config('app.tenant_id', :tenant_id, true),"
     " set_config('app.scope', :scope, true),"
-    " set_config('app.key_hash', :key_hash, true)"
+    " set_config('app.key_hash', :key_hash, true),"
+    " set_config('app.request_id', :request_id, true)"
 )
 
 
@@ -114,10 +115,31 @@ async def key_scope(session: AsyncSession, key_hash: str) -> None:
     await _set_scope(session, key_hash=key_hash)
 
 
+async def request_scope(session: AsyncSession, request_id: str) -> None:
+    """The acceptance of the one request that an operator names, of whichever tenant."""
+    await _set_scope(session, request_id=request_id)
+
+
+async def ledger_scope(session: AsyncSession) -> None:
+    """What requests were accepted and what they used, of all tenants, to write it down."""
+    await _set_scope(session, scope="ledger")
+
+
 async def _set_scope(
-    session: AsyncSession, *, tenant_id: str = "", scope: str = "", key_hash: str = ""
+    session: AsyncSession,
+    *,
+    tenant_id: str = "",
+    scope: str = "",
+    key_hash: str = "",
+    request_id: str = "",
 ) -> None:
-    await session.execute(_SCOPE, {"tenant_id": tenant_id, "scope": scope, "key_hash": key_hash})
+    values = {
+        "tenant_id": tenant_id,
+        "scope": scope,
+        "key_hash": key_hash,
+        "request_id": request_id,
+    }
+    await session.execute(_SCOPE, values)
 
 
 def _unavailable(error: BaseException) -> UnavailableError:

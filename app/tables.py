@@ -169,3 +169,64 @@ class AdapterJob(Table):
     attempts: Mapped[int] = mapped_column(SmallInteger, server_default=text("0"))
     not_before: Mapped[datetime] = mapped_column(server_default=func.now())
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
+
+
+class AcceptedRequest(Table):
+    """One request to an engine, as it was accepted; never its prompt. Partitioned by day.
+
+    accepted -> ended, with the request's `final` event.
+    """
+
+    __tablename__ = "requests"
+    __table_args__ = (
+        CheckConstraint("state IN ('accepted', 'ended')", name="state"),
+        Index(
+            "ix_requests_open",
+            "tenant_id",
+            "request_id",
+            postgresql_where=text("state = 'accepted'"),
+        ),
+        {"postgresql_partition_by": "RANGE (accepted_at)"},
+    )
+
+    request_id: Mapped[str] = mapped_column(primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(primary_key=True)
+    accepted_at: Mapped[datetime] = mapped_column(primary_key=True)
+    api_id: Mapped[str]
+    key_id: Mapped[str]
+    model: Mapped[str]
+    adapter_version_id: Mapped[str | None]
+    adapter_digest: Mapped[str | None]
+    num_prompt_tokens: Mapped[int]
+    max_tokens: Mapped[int]
+    state: Mapped[str] = mapped_column(server_default=text("'accepted'"))
+
+
+class RequestEvent(Table):
+    """The ledger: what a request had used at its `checkpoint`, and at its end (`final`).
+
+    Counts are absolute and belong together, with `epoch`, `engine_id` and `queue_ms`;
+    `finish_reason` has its own rank and epoch (`app.requests.ledger`). No foreign key: the bill
+    outlives the tenant.
+    """
+
+    __tablename__ = "request_events"
+    __table_args__ = (
+        CheckConstraint("event IN ('checkpoint', 'final')", name="event"),
+        CheckConstraint("(event = 'final') = (finish_reason IS NOT NULL)", name="finish_reason"),
+    )
+
+    tenant_id: Mapped[str] = mapped_column(primary_key=True)
+    request_id: Mapped[str] = mapped_column(primary_key=True)
+    event: Mapped[str] = mapped_column(primary_key=True)
+    epoch: Mapped[int]
+    num_prompt_tokens: Mapped[int]
+    num_cached_tokens: Mapped[int]
+    num_generated_tokens: Mapped[int]
+    adapter_digest: Mapped[str | None]
+    engine_id: Mapped[str | None]
+    queue_ms: Mapped[int | None]
+    finish_reason: Mapped[str | None]
+    reason_rank: Mapped[int] = mapped_column(SmallInteger)
+    reason_epoch: Mapped[int]
+    recorded_at: Mapped[datetime] = mapped_column(server_default=func.now())
