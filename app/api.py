@@ -18,6 +18,7 @@ from app.context import AppContext
 from app.error_handlers import install_error_handlers
 from app.metrics import CONTENT_TYPE
 from app.middleware import BodyLimit, RequestEdge
+from app.requests import endpoints as requests
 from app.tenants import endpoints as tenants
 
 TENANT_PREFIXES = ("/v1", "/t/{tenant}/v1")
@@ -37,7 +38,7 @@ def create_app(context: AppContext) -> FastAPI:
 def create_admin_app(context: AppContext) -> FastAPI:
     """The admin port: `/admin/v1` and `/metrics`. It is never exposed to tenants."""
     admin = _new_app(context)
-    for router in (tenants.router, api_keys.router, adapters.admin_router):
+    for router in (tenants.router, api_keys.router, adapters.admin_router, requests.router):
         admin.include_router(router, prefix=ADMIN_PREFIX)
     admin.include_router(_metrics_router(context))
     return admin

@@ -19,6 +19,7 @@ from app.admission import Admission
 from app.completions.tokenizer import Tokenizer
 from app.db import Database
 from app.metrics import Metrics
+from app.requests.acceptance import Acceptance
 from app.settings import Settings
 from engine.transport.client import QueueClient
 from lora.base_spec import BaseSpec
@@ -36,6 +37,7 @@ class AppContext:
     tokenizer: Tokenizer
     queue: QueueClient
     admission: Admission
+    acceptance: Acceptance
     metrics: Metrics
     now: Clock
 
@@ -48,8 +50,10 @@ async def open_context(settings: Settings, now: Clock | None = None) -> AsyncIte
     database = Database(settings.database_url, pool_size=settings.database_pool_size)
     queue = QueueClient(settings.redis_url, settings.api_id)
     admission = Admission(settings.redis_url)
+    acceptance = Acceptance(settings.database_url)
     try:
         await queue.start()
+        await acceptance.start()
         yield AppContext(
             settings=settings,
             database=database,
@@ -58,10 +62,12 @@ async def open_context(settings: Settings, now: Clock | None = None) -> AsyncIte
             tokenizer=tokenizer,
             queue=queue,
             admission=admission,
+            acceptance=acceptance,
             metrics=Metrics(),
             now=now or utc_now,
         )
     finally:
+        await acceptance.close()
         await admission.close()
         await queue.close()
         await database.close()

@@ -16,24 +16,31 @@ MEBIBYTE = 1 << 20
 
 
 class WorkerSettings(BaseSettings):
-    """What `tenfold worker` needs: the registry, the store and the base model's folder."""
+    """What `tenfold worker` needs: the registry, the queue, the store and the base's folder.
+
+    `sweep_interval_s`: how often requests of dead API processes are looked for. `api_lost_after_s`:
+    how long such a process must have been silent.
+    """
 
     model_config = SettingsConfigDict(env_prefix="TENFOLD_", frozen=True, extra="ignore")
 
     database_url: str
+    redis_url: str
     model: Path
     model_id: str | None = None
     adapter_store: str
+    sweep_interval_s: float = Field(default=1.0, gt=0)
+    api_lost_after_s: float = Field(default=5.0, gt=0)
 
 
 class Settings(WorkerSettings):
     """What `tenfold api` needs. Every field is `TENFOLD_<NAME>` in the environment.
 
     `database_url` is `postgresql+asyncpg://tenfold_app:...@host/db`: a role that is not a
-    superuser. Without `admin_key` the admin API refuses everyone.
+    superuser. Without `admin_key` the admin API refuses everyone. `api_id` names one life of one
+    process, and never another.
     """
 
-    redis_url: str
     key_pepper: SecretStr = Field(min_length=16)
     admin_key: SecretStr | None = Field(default=None, min_length=16)
     host: str = "127.0.0.1"

@@ -1,7 +1,8 @@
-"""`python -m app.worker`: does what waits in the registry, until a signal ends it.
+"""`python -m app.worker`: does what waits in the registry and keeps the ledger, until a signal.
 
-Knows nothing of HTTP or Redis. Invariants: NOTIFY makes it prompt and polling makes it certain, so
-that a lost notification costs `POLL_INTERVAL_S` and no more; a signal lets the job at hand finish.
+Knows nothing of HTTP. Invariants: NOTIFY makes the registry's jobs prompt and polling makes them
+certain, so that a lost notification costs `POLL_INTERVAL_S` and no more; a signal lets what is at
+hand finish; where one kind of work fails for our own mistake, the process ends and says so.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from app.context import utc_now
 from app.db import CONNECT_TIMEOUT_S, Database
 from app.errors import UnavailableError
 from app.logging import configure_logging
+from app.requests.jobs import LedgerJobs
 from app.settings import WorkerSettings
 from lora.base_spec import BaseSpec
 from lora.store import open_store
@@ -43,20 +45,28 @@ async def run(settings: WorkerSettings) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
-    database = Database(settings.database_url, pool_size=2)
+    database = Database(settings.database_url, pool_size=4)
     runner = JobRunner(
         database,
         open_store(settings.adapter_store),
         await asyncio.to_thread(BaseSpec.from_folder, settings.model, settings.model_id),
         utc_now,
     )
+    ledger = LedgerJobs(database, settings)
     log.info("worker_started")
     try:
-        while not stopping.is_set():
-            await _work_while_connected(settings.database_url, runner, stopping)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(_do_jobs(settings.database_url, runner, stopping))
+            group.create_task(ledger.run(stopping))
     finally:
+        await ledger.close()
         await database.close()
     log.info("worker_stopped")
+
+
+async def _do_jobs(database_url: str, runner: JobRunner, stopping: asyncio.Event) -> None:
+    while not stopping.is_set():
+        await _work_while_connected(database_url, runner, stopping)
 
 
 async def _work_while_connected(

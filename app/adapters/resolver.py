@@ -31,6 +31,7 @@ class ResolvedModel:
     adapter: AdapterRef | None = None
     version: str | None = None
     digest: str | None = None
+    version_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,7 @@ async def resolve(
         ),
         version=found.version,
         digest=found.digest,
+        version_id=found.version_id,
     )
 
 

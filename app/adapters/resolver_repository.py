@@ -24,6 +24,7 @@ class NamedVersion:
     digest: str
     locator: str
     created_at: datetime
+    version_id: str
 
     @property
     def version(self) -> str:
@@ -62,6 +63,7 @@ def _active_versions(tenant_id: str, base_model_id: str) -> Select[*tuple[Any, .
             AdapterVersion.digest,
             AdapterVersion.locator,
             AdapterVersion.created_at,
+            AdapterVersion.id,
         )
         .join(AdapterVersion, AdapterVersion.adapter_id == Adapter.id)
         .where(

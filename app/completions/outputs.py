@@ -1,7 +1,8 @@
 """The running sequences of one HTTP request, as one stream of outputs.
 
-Knows nothing of text or of HTTP. Invariant: when the context ends, however it ends, every sequence
-that still ran is aborted and every lease is released.
+Knows nothing of text or of HTTP. Invariants: a sequence is enqueued only when its acceptance has
+been committed; when the context ends, however it ends, every sequence that still ran is aborted,
+every accepted one is or will be seen to have ended, and every lease is released.
 """
 
 from __future__ import annotations
@@ -10,10 +11,13 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 
+from app.adapters.resolver import ResolvedModel
 from app.auth import Principal
 from app.completions.engine_errors import to_api_error
 from app.context import AppContext
 from app.errors import UnavailableError
+from app.requests.acceptance import NOT_ENQUEUED
+from app.requests.acceptance_repository import NewRequest
 from engine.messages import EngineRequest, FinishReason, TokenOutput
 from engine.transport.errors import QueueUnavailableError
 from engine.transport.output_stream import OutputStream
@@ -41,12 +45,15 @@ class Outputs:
                 self._waiting[self._wait_for(place)] = place
         return outputs
 
-    def close(self, place: int) -> None:
-        """No more output of this sequence is wanted: abort it, unless it has ended."""
+    def close(self, place: int, reason: FinishReason = FinishReason.ABORT) -> None:
+        """No more output of this sequence is wanted: abort it, unless it has ended.
+
+        `reason` is what the client is told.
+        """
         for task in [task for task, i in self._waiting.items() if i == place]:
             del self._waiting[task]
             task.cancel()
-        self._streams[place].close()
+        self._streams[place].close(reason.value)
 
     def close_all(self) -> None:
         for place in range(len(self._streams)):
@@ -68,11 +75,15 @@ def _checked(output: TokenOutput | None) -> TokenOutput:
 
 @asynccontextmanager
 async def running(
-    context: AppContext, principal: Principal, requests: Sequence[EngineRequest]
+    context: AppContext,
+    principal: Principal,
+    model: ResolvedModel,
+    requests: Sequence[EngineRequest],
 ) -> AsyncIterator[Outputs]:
-    """Admit and submit every sequence; their outputs, until the block ends.
+    """Admit, accept and submit every sequence; their outputs, until the block ends.
 
-    Raises RateLimitedError where a limit of the tenant is reached, UnavailableError without queue.
+    Raises RateLimitedError where a limit of the tenant is reached, UnavailableError without queue
+    or registry.
     """
     async with AsyncExitStack() as stack:
         for request in requests:
@@ -86,12 +97,40 @@ async def running(
                 concurrency_limit=principal.concurrency_limit,
                 queue_depth_limit=principal.queue_depth_limit,
             )
-        streams = [
-            stack.enter_context(closing(await _submit(context, request))) for request in requests
-        ]
+        rows = [_new_request(context, principal, model, request) for request in requests]
+        await context.acceptance.accept(rows)
+        streams: list[OutputStream] = []
+        stack.callback(_disown_unsubmitted, context, requests, streams)
+        for request in requests:
+            streams.append(stack.enter_context(closing(await _submit(context, request))))
         outputs = Outputs(streams)
         stack.callback(outputs.close_all)
         yield outputs
+
+
+def _new_request(
+    context: AppContext, principal: Principal, model: ResolvedModel, request: EngineRequest
+) -> NewRequest:
+    return NewRequest(
+        request_id=request.request_id,
+        tenant_id=request.tenant_id,
+        accepted_at=context.now(),
+        api_id=request.api_id,
+        key_id=principal.key_id,
+        model=model.requested,
+        adapter_version_id=model.version_id,
+        adapter_digest=model.digest,
+        num_prompt_tokens=len(request.prompt_token_ids),
+        max_tokens=request.sampling.max_tokens,
+    )
+
+
+def _disown_unsubmitted(
+    context: AppContext, requests: Sequence[EngineRequest], streams: Sequence[OutputStream]
+) -> None:
+    """What was accepted and not submitted, because one before it could not be, has ended too."""
+    for request in requests[len(streams) :]:
+        context.queue.disown(request, NOT_ENQUEUED)
 
 
 async def _submit(context: AppContext, request: EngineRequest) -> OutputStream:

@@ -23,7 +23,7 @@ from app.completions.sampling import sampling_params
 from app.completions.schemas import CommonBody
 from app.context import AppContext
 from app.errors import BadRequestError
-from engine.messages import EngineRequest
+from engine.messages import EngineRequest, FinishReason
 from lora.base_spec import BaseSpec
 
 FINGERPRINT_DIGITS = 12
@@ -135,13 +135,13 @@ async def generate(
     Raises ApiError when a sequence fails. Closing the generator aborts what still runs.
     """
     timeout_s = patience.first_s
-    async with running(context, answer.principal, answer.requests) as outputs:
+    async with running(context, answer.principal, answer.model, answer.requests) as outputs:
         while True:
             deltas = []
             for place, output in await outputs.next(timeout_s):
                 deltas.append(answer.choices[place].take(output))
-                if answer.choices[place].is_finished:
-                    outputs.close(place)
+                if answer.choices[place].is_finished:  # maybe at a stop string, before its engine
+                    outputs.close(place, FinishReason.STOP)
             if answer.is_finished:
                 break
             yield deltas

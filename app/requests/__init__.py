@@ -1,0 +1,1 @@
+"""Accepted requests, and the ledger of what they used."""

@@ -1,0 +1,121 @@
+"""The SQL of acceptance, on one connection of its own.
+
+Plain asyncpg, without a session or a pool: an acceptance is one statement, one round trip and one
+commit, whatever the number of rows. Knows nothing of who waits for it. Invariants: the connection's
+scope lets it add requests and see none; the same row may be sent again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from operator import attrgetter
+
+import asyncpg
+from sqlalchemy import make_url
+
+from app.db import CONNECT_TIMEOUT_S
+
+STATEMENT_TIMEOUT_S = 1.0
+LOST = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError)
+
+_SCOPE = "SELECT set_config('app.scope', 'acceptance', false)"
+_LEDGER_SCOPE = "SELECT set_config('app.scope', 'ledger', true)"
+_ACCEPT = """
+INSERT INTO requests (request_id, tenant_id, accepted_at, api_id, key_id, model,
+    adapter_version_id, adapter_digest, num_prompt_tokens, max_tokens)
+SELECT * FROM unnest($1::text[], $2::text[], $3::timestamptz[], $4::text[], $5::text[], $6::text[],
+    $7::text[], $8::text[], $9::integer[], $10::integer[])
+"""
+# It waits for a transaction that is still about to commit the same row, so that none is missed.
+_SETTLE_REQUESTS = """
+INSERT INTO requests (request_id, tenant_id, accepted_at, api_id, key_id, model,
+    adapter_version_id, adapter_digest, num_prompt_tokens, max_tokens, state)
+SELECT *, 'ended' FROM unnest($1::text[], $2::text[], $3::timestamptz[], $4::text[], $5::text[],
+    $6::text[], $7::text[], $8::text[], $9::integer[], $10::integer[])
+ON CONFLICT (request_id, tenant_id, accepted_at) DO UPDATE SET state = 'ended'
+"""
+_SETTLE_EVENTS = """
+INSERT INTO request_events (request_id, tenant_id, adapter_digest, num_prompt_tokens, event, epoch,
+    num_cached_tokens, num_generated_tokens, finish_reason, reason_rank, reason_epoch)
+SELECT *, 'final', 0, 0, 0, $5::text, 3, 0
+FROM unnest($1::text[], $2::text[], $3::text[], $4::integer[])
+ON CONFLICT (tenant_id, request_id, event) DO NOTHING
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class NewRequest:
+    """What is kept of a request when it is accepted. The fields are the statement's, in order."""
+
+    request_id: str
+    tenant_id: str
+    accepted_at: datetime
+    api_id: str
+    key_id: str
+    model: str
+    adapter_version_id: str | None
+    adapter_digest: str | None
+    num_prompt_tokens: int
+    max_tokens: int
+
+
+_values = attrgetter(*NewRequest.__slots__)
+_event_values = attrgetter("request_id", "tenant_id", "adapter_digest", "num_prompt_tokens")
+
+
+class AcceptanceConnection:
+    """Connects when it has to. Every method raises one of `LOST`, and is disconnected then."""
+
+    def __init__(self, database_url: str) -> None:
+        dsn = make_url(database_url).set(drivername="postgresql")
+        self._dsn = dsn.render_as_string(hide_password=False)
+        self._connection: asyncpg.Connection | None = None
+
+    async def connect(self) -> None:
+        """Does nothing where there is a connection."""
+        if self._connection is not None and not self._connection.is_closed():
+            return
+        connection = await asyncpg.connect(self._dsn, timeout=CONNECT_TIMEOUT_S)
+        try:
+            await connection.execute(_SCOPE, timeout=STATEMENT_TIMEOUT_S)
+        except BaseException:
+            connection.terminate()
+            raise
+        self._connection = connection
+
+    async def insert(self, requests: Sequence[NewRequest]) -> None:
+        """Add these rows: all of them, or none. Where it raises it may have added them."""
+        await self._execute(_ACCEPT, *_columns(requests))
+
+    async def settle(self, requests: Sequence[NewRequest], reason: str) -> None:
+        """These requests have ended with `reason`, whether they had been added or not."""
+        assert self._connection is not None, "not connected"
+        events = map(list, zip(*map(_event_values, requests), strict=True))
+        try:
+            async with self._connection.transaction():
+                await self._connection.execute(_LEDGER_SCOPE, timeout=STATEMENT_TIMEOUT_S)
+                await self._execute(_SETTLE_REQUESTS, *_columns(requests))
+                await self._execute(_SETTLE_EVENTS, *events, reason)
+        except LOST:
+            self.terminate()
+            raise
+
+    def terminate(self) -> None:
+        """Let go of the connection at once."""
+        if self._connection is not None:
+            self._connection.terminate()
+            self._connection = None
+
+    async def _execute(self, statement: str, *args: object) -> None:
+        assert self._connection is not None, "not connected"
+        try:
+            await self._connection.execute(statement, *args, timeout=STATEMENT_TIMEOUT_S)
+        except BaseException:
+            self.terminate()  # in doubt about the statement, and so about the connection
+            raise
+
+
+def _columns(requests: Sequence[NewRequest]) -> list[list[object]]:
+    return [list(column) for column in zip(*map(_values, requests), strict=True)]

@@ -1,0 +1,36 @@
+"""Writes what was said about requests into the ledger, and reads it back for operators.
+
+Knows nothing of where records come from. Invariant: writing the same records again, in whatever
+order, changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from app.errors import NotFoundError
+from app.requests.ledger import entry_of, merge, merge_all
+from app.requests.repository import LedgerRepository, find_request, list_events
+from app.tables import AcceptedRequest, RequestEvent
+from engine.messages import UsageRecord
+
+
+async def write_records(ledger: LedgerRepository, records: Iterable[UsageRecord]) -> None:
+    """Merge the records into the ledger, in the transaction that `ledger.open` began."""
+    entries = merge_all(map(entry_of, records))
+    for held in await ledger.find(entries):
+        entries[held.key] = merge(held, entries[held.key])
+    if entries:
+        await ledger.put(entries.values())
+
+
+async def show_request(
+    session: AsyncSession, request_id: str
+) -> tuple[AcceptedRequest, Sequence[RequestEvent]]:
+    """A request as it was accepted, and its rows of the ledger. Raises NotFoundError."""
+    request = await find_request(session, request_id)
+    if request is None:
+        raise NotFoundError("No such request.", param="request_id")
+    return request, await list_events(session, request.tenant_id, request_id)
