@@ -14,7 +14,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,17 +42,16 @@ def build(shipped: Iterable[Shipped], architectures: Iterable[str], cache_dir: P
     """Every variant for every architecture, in the order of the arguments."""
     cache_dir.mkdir(parents=True, exist_ok=True)
     wanted = [(each, arch) for each in shipped for arch in architectures]
-    paths = {(id(each), arch): cache_dir / f"{_digest(each, arch)}.json" for each, arch in wanted}
-    known = {key: _read(path) for key, path in paths.items()}
-    missing = [(each, arch) for each, arch in wanted if known[id(each), arch] is None]
-    made = dict(_compile_all(missing))
+    paths = [cache_dir / f"{_digest(each, arch)}.json" for each, arch in wanted]
+    known = [_read(path) for path in paths]
+    missing = [which for which, found in zip(wanted, known, strict=True) if found is None]
+    made = _compile_all(missing)
     results = []
-    for each, arch in wanted:
-        key = (id(each), arch)
-        outcome = known[key] or made[key]
-        if key in made and isinstance(outcome, Measurement):
-            paths[key].write_text(json.dumps(outcome.as_dict()))
-        results.append(Built(each, arch, outcome, was_cached=key not in made))
+    for (each, arch), path, found in zip(wanted, paths, known, strict=True):
+        outcome = found if found is not None else next(made)
+        if found is None and isinstance(outcome, Measurement):
+            _write(path, outcome)
+        results.append(Built(each, arch, outcome, was_cached=found is not None))
     return results
 
 
@@ -75,9 +74,15 @@ def _read(path: Path) -> Measurement | None:
     return Measurement(**json.loads(path.read_text())) if path.exists() else None
 
 
-def _compile_all(
-    missing: list[tuple[Shipped, str]],
-) -> Iterator[tuple[tuple[int, str], Measurement | str]]:
+def _write(path: Path, measured: Measurement) -> None:
+    """Whole or not at all: another run may be reading."""
+    part = path.with_suffix(f".{os.getpid()}")
+    part.write_text(json.dumps(measured.as_dict()))
+    part.replace(path)
+
+
+def _compile_all(missing: list[tuple[Shipped, str]]) -> Iterator[Measurement | str]:
+    """In the order of `missing`, each as soon as those before it are there."""
     if not missing:
         return
     spawn = multiprocessing.get_context("spawn")
@@ -85,12 +90,12 @@ def _compile_all(
         tempfile.TemporaryDirectory(prefix="tenfold-aot-") as scratch,
         ProcessPoolExecutor(PROCESSES, spawn, _start_worker, (scratch,)) as pool,
     ):
-        futures: list[Future[Measurement | str]] = [
+        futures = [
             pool.submit(_compile_one, each.module, each.variant.name, arch)
             for each, arch in missing
         ]
-        for (each, arch), future in zip(missing, futures, strict=True):
-            yield (id(each), arch), future.result()
+        for future in futures:
+            yield future.result()
 
 
 def _start_worker(scratch: str) -> None:
