@@ -14,10 +14,10 @@ BUGS = [
         "y = y * vector[None, :]",
     ),
     SeededBug(
-        "the last replaced id is not found",
+        "a token without a row of its own gets the next id's",
         KERNELS,
-        "        end = count\n",
-        "        end = count - 1\n",
+        "is_replaced = found == token_id",
+        "is_replaced = found >= token_id",
     ),
     SeededBug(
         "a row of a run is counted from the run before",

@@ -8,10 +8,10 @@ KERNELS = "kernels/gpu/lora_kernels.py"
 
 BUGS = [
     SeededBug(
-        "B read one vector late: a stale row of the page",
+        "B is read one vector early: a stale row of the page",
         KERNELS,
         "tl.load(table + b_list + ranks * num_pieces,",
-        "tl.load(table + b_list + (ranks + 1) * num_pieces,",
+        "tl.load(table + b_list + tl.maximum(ranks - 1, 0) * num_pieces,",
     ),
     SeededBug(
         "the last split is not summed",
