@@ -32,7 +32,7 @@ class Holdings:
             return False
         if adapter is not None:
             self._residency.acquire(adapter)
-        sequence.block_table = self._pool.allocate(num_blocks, sequence.request_id)
+        sequence.block_table = self._pool.allocate(num_blocks, sequence.owner)
         return True
 
     def extend(self, sequence: Sequence, num_tokens: int) -> bool:
@@ -42,13 +42,13 @@ class Holdings:
         if missing > 0:
             if not self._residency.make_room(missing):
                 return False
-            sequence.block_table += self._pool.allocate(missing, sequence.request_id)
+            sequence.block_table += self._pool.allocate(missing, sequence.owner)
         return True
 
     def release(self, sequence: Sequence) -> None:
         """Give back all that it holds. No step in flight may use it."""
         assert sequence.num_in_flight == 0, "a step in flight uses these pages"
-        self._pool.free(sequence.block_table, sequence.request_id)
+        self._pool.free_cold(self._pool.release(sequence.block_table, sequence.owner))
         sequence.block_table = []
         if sequence.adapter is not None:
             self._residency.release(sequence.adapter)

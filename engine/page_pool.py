@@ -1,49 +1,116 @@
 """The one pool of pages that KV blocks and adapters share. Holds no tensors.
 
-Invariant: every page is free or has exactly one owner, and `check_integrity` proves it.
+A page is *free*, *held* by one or more named owners, or *cold*: nobody runs on it, but its content
+is kept for whoever wants it next (`engine/prefix_cache.py` knows what is in it). Knows nothing of
+what pages hold. Invariant: every page is in exactly one of these states, and `check_integrity`
+proves it against the books of those who hold and keep.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
+
+OnFree = Callable[[Sequence[int]], None]
 
 
 class PagePool:
-    """Page ids `0 .. num_pages - 1`, handed out and taken back with their owner's name."""
+    """Page ids `0 .. num_pages - 1`, handed out, shared and taken back with their owners' names.
 
-    def __init__(self, num_pages: int) -> None:
+    on_free: told of pages that become free, before anybody else can have them: for a debug mode
+    that poisons what they hold.
+    """
+
+    def __init__(self, num_pages: int, on_free: OnFree | None = None) -> None:
         self.num_pages = num_pages
+        self._on_free = on_free
         self._free = list(range(num_pages - 1, -1, -1))
-        self._owner: dict[int, Hashable] = {}
+        self._cold: set[int] = set()
+        self._holders: dict[int, set[Hashable]] = {}
 
     @property
     def num_free(self) -> int:
         return len(self._free)
 
+    @property
+    def num_cold(self) -> int:
+        return len(self._cold)
+
+    @property
+    def num_held(self) -> int:
+        return len(self._holders)
+
     def can_allocate(self, num_pages: int) -> bool:
         return num_pages <= len(self._free)
 
+    def num_holders(self, page: int) -> int:
+        """0 for a page that is free or cold."""
+        return len(self._holders.get(page, ()))
+
     def allocate(self, num_pages: int, owner: Hashable) -> list[int]:
-        """`num_pages` page ids, now `owner`'s. The caller has asked `can_allocate`."""
+        """`num_pages` free pages, now held by `owner`. The caller has asked `can_allocate`."""
         assert self.can_allocate(num_pages), "allocate without can_allocate"
         pages = [self._free.pop() for _ in range(num_pages)]
-        self._owner.update(dict.fromkeys(pages, owner))
+        for page in pages:
+            self._holders[page] = {owner}
         return pages
 
-    def free(self, pages: Iterable[int], owner: Hashable) -> None:
-        """Give `pages` back; each must be `owner`'s."""
+    def share(self, pages: Iterable[int], owner: Hashable) -> None:
+        """One more holder of pages that are held or cold: whatever they hold is now theirs too."""
         for page in pages:
-            found = self._owner.pop(page, None)
-            assert found == owner, f"page {page} is {found!r}'s, not {owner!r}'s"
-            self._free.append(page)
+            if page in self._cold:
+                self._cold.remove(page)
+                self._holders[page] = {owner}
+            else:
+                holders = self._holders.get(page)
+                assert holders is not None, f"page {page} is free and cannot be shared"
+                assert owner not in holders, f"page {page} is {owner!r}'s already"
+                holders.add(owner)
 
-    def check_integrity(self, owners: Iterable[tuple[Hashable, Iterable[int]]]) -> None:
-        """Assert that `owners` (name, its pages) and the free list cover the pool exactly once."""
-        seen = dict.fromkeys(self._free, "free")
-        assert len(seen) == len(self._free), "a page is free twice"
+    def release(self, pages: Iterable[int], owner: Hashable) -> list[int]:
+        """`owner` lets go; returns, in order, the pages that nobody holds now.
+
+        Those are cold: the caller gives the ones whose content it does not keep to `free_cold`.
+        """
+        abandoned = []
+        for page in pages:
+            holders = self._holders.get(page, set())
+            assert owner in holders, f"page {page} is {holders or None}'s, not {owner!r}'s"
+            holders.remove(owner)
+            if not holders:
+                del self._holders[page]
+                abandoned.append(page)
+        self._cold.update(abandoned)
+        return abandoned
+
+    def free_cold(self, pages: Sequence[int]) -> None:
+        """Forget what cold pages hold."""
+        for page in pages:
+            assert page in self._cold, f"page {page} is not cold"
+            self._cold.remove(page)
+        if pages and self._on_free is not None:
+            self._on_free(pages)
+        self._free += pages
+
+    def check_integrity(
+        self, owners: Iterable[tuple[Hashable, Iterable[int]]], cold: Iterable[int] = ()
+    ) -> None:
+        """Assert that the books cover the pool exactly once.
+
+        owners: each name once, with the pages that it holds. cold: the pages that somebody keeps
+        for their content.
+        """
+        held: dict[int, set[Hashable]] = {}
         for owner, pages in owners:
             for page in pages:
-                assert page not in seen, f"page {page} is {owner!r}'s and {seen[page]!r}'s"
-                assert self._owner.get(page) == owner, f"page {page} is not booked on {owner!r}"
-                seen[page] = str(owner)
-        assert len(seen) == self.num_pages, f"{self.num_pages - len(seen)} pages are nobody's"
+                holders = held.setdefault(page, set())
+                assert owner not in holders, f"page {page} is {owner!r}'s twice"
+                holders.add(owner)
+        for page in held.keys() | self._holders.keys():
+            found, booked = held.get(page), self._holders.get(page)
+            assert found == booked, f"page {page} is held by {found}, and booked on {booked}"
+        kept = list(cold)
+        assert len(kept) == len(set(kept)), "a cold page is kept twice"
+        assert set(kept) == self._cold, f"cold and kept differ: {set(kept) ^ self._cold}"
+        everything = [*self._free, *self._cold, *self._holders]
+        assert len(set(everything)) == len(everything), "a page is in two states"
+        assert len(everything) == self.num_pages, "a page is in no state"

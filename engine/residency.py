@@ -208,7 +208,7 @@ class Residency:
 
     def _evict(self, entry: _Entry) -> None:
         key = adapter_key(entry.ref)
-        self._pool.free(entry.pages, key)
+        self._pool.free_cold(self._pool.release(entry.pages, key))
         del self._entries[key]
 
     def _num_pages(self, entry: _Entry) -> int:

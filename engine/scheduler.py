@@ -249,4 +249,4 @@ class Scheduler:
     def _owners(self) -> Iterator[tuple[Hashable, list[int]]]:
         yield from self._residency.owners()
         for sequence in (*self._running, *self._leaving):
-            yield sequence.request_id, sequence.block_table
+            yield sequence.owner, sequence.block_table

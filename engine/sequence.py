@@ -32,6 +32,11 @@ class Sequence:
         return self.request.request_id
 
     @property
+    def owner(self) -> tuple[str, int]:
+        """Its name in the pool's books: one request may be here under two epochs."""
+        return (self.request.request_id, self.request.epoch)
+
+    @property
     def adapter(self) -> AdapterRef | None:
         return self.request.adapter
 
