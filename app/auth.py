@@ -14,8 +14,9 @@ from typing import Annotated, Literal
 
 from fastapi import Depends, Request
 
-from app.api_keys.repository import find_key_by_hash
+from app.api_keys.repository import FoundKey, find_key_by_hash
 from app.context import AppContext, get_context
+from app.db import promptly
 from app.errors import NotFoundError, PermissionDeniedError, UnauthorizedError
 
 Scope = Literal["inference", "adapters:write"]
@@ -69,8 +70,7 @@ def require_operator(
 async def verify_key(context: AppContext, key: str) -> Principal:
     """The principal of `key`. Raises UnauthorizedError, or UnavailableError without registry."""
     key_hash = hash_key(context.settings.key_pepper.get_secret_value(), key)
-    async with context.database.session() as session:
-        found = await find_key_by_hash(session, key_hash)
+    found = await promptly(_find_key(context, key_hash), context.settings.dependency_timeout_s)
     if found is None or not hmac.compare_digest(found.key.key_hash, key_hash):
         raise _invalid_key()
     if found.key.disabled_at is not None:
@@ -87,6 +87,11 @@ async def verify_key(context: AppContext, key: str) -> Principal:
         concurrency_limit=tenant.concurrency or settings.tenant_concurrency,
         queue_depth_limit=tenant.queue_depth or settings.tenant_queue_depth,
     )
+
+
+async def _find_key(context: AppContext, key_hash: str) -> FoundKey | None:
+    async with context.database.session() as session:
+        return await find_key_by_hash(session, key_hash)
 
 
 async def _require_scope(request: Request, context: AppContext, scope: Scope) -> Principal:

@@ -25,6 +25,8 @@ from engine.transport.client import QueueClient
 from lora.base_spec import BaseSpec
 from lora.store import AdapterStore, open_store
 
+NUM_WARM_CONNECTIONS = 4
+
 Clock = Callable[[], datetime]
 
 
@@ -50,10 +52,11 @@ async def open_context(settings: Settings, now: Clock | None = None) -> AsyncIte
     database = Database(settings.database_url, pool_size=settings.database_pool_size)
     queue = QueueClient(settings.redis_url, settings.api_id)
     admission = Admission(settings.redis_url)
-    acceptance = Acceptance(settings.database_url)
+    acceptance = Acceptance(settings.database_url, timeout_s=settings.dependency_timeout_s)
     try:
         await queue.start()
         await acceptance.start()
+        await database.warm_up(min(NUM_WARM_CONNECTIONS, settings.database_pool_size))
         yield AppContext(
             settings=settings,
             database=database,

@@ -8,14 +8,18 @@ a commit it has to be set again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
+from typing import Any, TypeVar
 
 import asyncpg
+import structlog
 from sqlalchemy import exc, text
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 
 from app.errors import UnavailableError
+
+log = structlog.get_logger()
 
 CONNECT_TIMEOUT_S = 2.0
 POOL_TIMEOUT_S = 5.0
@@ -37,6 +41,9 @@ _SCOPE = text(
     " set_config('app.request_id', :request_id, true)"
 )
 
+T = TypeVar("T")
+_abandoned: set[asyncio.Task[Any]] = set()  # the event loop itself keeps no task alive
+
 
 class Database:
     """A pool of connections to Postgres as the application's role."""
@@ -54,6 +61,16 @@ class Database:
 
     async def close(self) -> None:
         await self.engine.dispose()
+
+    async def warm_up(self, num_connections: int) -> None:
+        """Connect ahead, so that the first requests need not wait for it."""
+        sessions = [self._sessions() for _ in range(num_connections)]
+        connecting = [session.connection() for session in sessions]
+        results = await asyncio.gather(*connecting, return_exceptions=True)
+        await asyncio.gather(*(session.close() for session in sessions))
+        failed = [result for result in results if isinstance(result, Exception)]
+        if failed:
+            log.warning("registry_unreachable", error=type(failed[0]).__name__)
 
     @asynccontextmanager
     async def session(self) -> AsyncIterator[AsyncSession]:
@@ -93,6 +110,31 @@ def _is_lost(error: exc.DBAPIError) -> bool:
         or isinstance(error, exc.OperationalError | exc.InterfaceError)
         or state.startswith(_LOST_STATES)
     )
+
+
+async def promptly(work: Coroutine[Any, Any, T], timeout_s: float) -> T:
+    """The result of `work`. Raises UnavailableError where Postgres takes longer than `timeout_s`.
+
+    The work is cancelled then and not waited for: a connection on which nothing is heard may take
+    seconds to be let go.
+    """
+    task = asyncio.create_task(work)
+    try:
+        await asyncio.wait((task,), timeout=timeout_s)
+        if task.done():
+            return task.result()
+        raise UnavailableError(internal="registry: slow")
+    finally:
+        if not task.done():
+            task.cancel()
+            _abandoned.add(task)
+            task.add_done_callback(_forget)
+
+
+def _forget(task: asyncio.Task[Any]) -> None:
+    _abandoned.discard(task)
+    if not task.cancelled():
+        task.exception()  # seen; whoever asked has had an answer
 
 
 async def tenant_scope(session: AsyncSession, tenant_id: str) -> None:

@@ -38,7 +38,8 @@ class Settings(WorkerSettings):
 
     `database_url` is `postgresql+asyncpg://tenfold_app:...@host/db`: a role that is not a
     superuser. Without `admin_key` the admin API refuses everyone. `api_id` names one life of one
-    process, and never another.
+    process, and never another. `dependency_timeout_s` is what a request waits for Postgres, at each
+    of its three turns, before it is answered 503.
     """
 
     key_pepper: SecretStr = Field(min_length=16)
@@ -53,4 +54,5 @@ class Settings(WorkerSettings):
     max_body_bytes: int = Field(default=4 * MEBIBYTE, ge=1024)
     max_upload_bytes: int = Field(default=256 * MEBIBYTE, ge=1024)
     database_pool_size: int = Field(default=20, ge=1)
+    dependency_timeout_s: float = Field(default=0.2, gt=0)
     api_id: str = Field(default_factory=lambda: f"api-{secrets.token_hex(6)}")

@@ -22,6 +22,7 @@ from app.completions.responses import Head, PromptTokensDetails, Usage
 from app.completions.sampling import sampling_params
 from app.completions.schemas import CommonBody
 from app.context import AppContext
+from app.db import promptly
 from app.errors import BadRequestError
 from engine.messages import EngineRequest, FinishReason
 from lora.base_spec import BaseSpec
@@ -68,8 +69,12 @@ class Answer:
 
 async def pin_model(context: AppContext, principal: Principal, model: str) -> ResolvedModel:
     """What `model` names now, for the life of the request; no connection is kept for it."""
-    async with context.database.session() as session:
-        return await resolve(session, principal, model, context.base)
+
+    async def look_up() -> ResolvedModel:
+        async with context.database.session() as session:
+            return await resolve(session, principal, model, context.base)
+
+    return await promptly(look_up(), context.settings.dependency_timeout_s)
 
 
 def prompter(context: AppContext) -> Prompter:

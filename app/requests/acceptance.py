@@ -61,6 +61,11 @@ class Acceptance:
         self._task: asyncio.Task[None] | None = None
         self.num_commits = 0
 
+    @property
+    def num_unsettled(self) -> int:
+        """Rows that may be committed, and that nobody waits for."""
+        return len(self._unsettled)
+
     async def start(self) -> None:
         """Begin; does not fail where Postgres is down."""
         try:

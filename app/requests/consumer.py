@@ -61,7 +61,10 @@ class UsageConsumer:
         """
         self.is_caught_up = False
         if not self._unwritten:
-            self._unwritten = await self._read()
+            read = await self._read()
+            if read is None:
+                return 0
+            self._unwritten = read
         num_read = len(self._unwritten)
         if self._unwritten:
             await self._write([record for _, record in self._unwritten])
@@ -70,13 +73,14 @@ class UsageConsumer:
         self.is_caught_up = num_read < BATCH
         return num_read
 
-    async def _read(self) -> list[Delivery]:
+    async def _read(self) -> list[Delivery] | None:
+        """What has come; None where nothing is known of it, because the group is new."""
         try:
             with translated_errors(), _no_group_noticed():
                 return await self._parse(await self._claim() or await self._read_new())
         except _NoGroupError:
             await self._make_group()
-            return []
+            return None
 
     async def _claim(self) -> list[Entry]:
         """What a dead worker read and did not write."""

@@ -1,0 +1,144 @@
+"""Requests of a dead API process end once, as `api_lost`; a live one's never do."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import pytest
+from redis.asyncio import Redis
+
+from app.db import Database
+from app.requests.acceptance import Acceptance
+from app.requests.consumer import UsageConsumer
+from app.requests.sweeper import Sweeper
+from engine.messages import UsageAuthor
+from engine.transport import keys
+from tests.app.requests.conftest import Rows
+from tests.app.requests.test_consumer import consume, say
+from tests.builders.usage import make_record, new_request
+
+LOST_AFTER_S = 5.0
+STEADY_S = 10.0
+
+
+class Time:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def time() -> Time:
+    return Time()
+
+
+@pytest.fixture
+def sweeper(registry: Database, queue: Redis, time: Time) -> Sweeper:
+    return Sweeper(registry, queue, api_lost_after_s=LOST_AFTER_S, steady_s=STEADY_S, clock=time)
+
+
+@pytest.fixture
+async def accepted(database_url: str) -> None:
+    acceptance = Acceptance(database_url, timeout_s=5.0)
+    await acceptance.start()
+    for api_id in ("api-dead", "api-live"):
+        await acceptance.accept([new_request(f"req_{api_id}", api_id=api_id)])
+    await acceptance.close()
+
+
+Beat = Callable[[], Awaitable[None]]
+
+
+@pytest.fixture
+def beat(queue: Redis) -> Beat:
+    async def beat() -> None:
+        await queue.set(keys.api("api-live"), 1)
+
+    return beat
+
+
+async def sweep_for(sweeper: Sweeper, time: Time, seconds: int) -> int:
+    num_lost = 0
+    for _ in range(seconds):
+        num_lost += await sweeper.sweep()
+        time.now += 1
+    return num_lost
+
+
+async def test_a_dead_process_requests_end_once_as_api_lost(
+    sweeper: Sweeper, time: Time, rows: Rows, accepted: None, beat: Beat
+) -> None:
+    await beat()
+    assert await sweep_for(sweeper, time, 10) == 0  # it may have been away itself
+    assert await sweep_for(sweeper, time, 10) == 1
+    assert await sweep_for(sweeper, time, 10) == 0
+    [final] = await rows.finals()
+    assert (final["request_id"], final["finish_reason"]) == ("req_api-dead", "api_lost")
+    assert {row["request_id"]: row["state"] for row in await rows.requests()} == {
+        "req_api-dead": "ended",
+        "req_api-live": "accepted",
+    }
+
+
+async def test_the_last_checkpoint_is_what_a_lost_request_used(
+    sweeper: Sweeper,
+    time: Time,
+    rows: Rows,
+    accepted: None,
+    beat: Beat,
+    consumer: UsageConsumer,
+    queue: Redis,
+) -> None:
+    await beat()
+    await say(queue, make_record("req_api-dead", generated=64, reason=None))
+    await consume(consumer)
+    await sweep_for(sweeper, time, 20)
+    [final] = await rows.finals()
+    assert (final["num_generated_tokens"], final["epoch"]) == (64, 1)
+
+
+async def test_a_late_word_of_the_engine_adds_no_second_end(
+    sweeper: Sweeper,
+    time: Time,
+    rows: Rows,
+    accepted: None,
+    beat: Beat,
+    consumer: UsageConsumer,
+    queue: Redis,
+) -> None:
+    await beat()
+    await sweep_for(sweeper, time, 20)
+    await say(queue, make_record("req_api-dead", reason="abort", generated=9))
+    await consume(consumer)
+    [final] = await rows.finals()
+    assert (final["finish_reason"], final["num_generated_tokens"]) == ("api_lost", 9)
+
+
+async def test_a_redis_that_loses_its_data_again_and_again_ends_no_live_request(
+    sweeper: Sweeper, time: Time, rows: Rows, accepted: None, beat: Beat, queue: Redis
+) -> None:
+    for _ in range(5):
+        await queue.flushall()
+        assert await sweep_for(sweeper, time, 9) == 0  # nobody has spoken yet
+        await beat()
+        assert await sweep_for(sweeper, time, 1) == 0
+    assert await rows.finals() == []
+
+
+async def test_what_its_process_ended_is_not_swept(
+    sweeper: Sweeper,
+    time: Time,
+    rows: Rows,
+    accepted: None,
+    beat: Beat,
+    consumer: UsageConsumer,
+    queue: Redis,
+) -> None:
+    await beat()
+    await say(queue, make_record("req_api-dead", reason="queue_timeout", author=UsageAuthor.API))
+    await consume(consumer)
+    assert await sweep_for(sweeper, time, 20) == 0
+    [final] = await rows.finals()
+    assert final["finish_reason"] == "queue_timeout"

@@ -1,0 +1,74 @@
+"""A TCP relay in front of a server, which a test can cut or silence.
+
+Knows nothing of what is said. Invariant: while silent, bytes are held back, never lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Self
+
+CHUNK = 65536
+
+
+class Relay:
+    """`async with Relay(lambda: server.port) as relay: connect(relay.port)`."""
+
+    def __init__(self, upstream_port: Callable[[], int]) -> None:
+        self._upstream_port = upstream_port
+        self._server: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._may_speak = asyncio.Event()
+        self._may_speak.set()
+        self._is_cut = False
+        self.port = 0
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._server is not None
+        self._server.close()
+        self._end_all()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def cut(self) -> None:
+        """Reset what is open, and refuse what is new."""
+        self._is_cut = True
+        self._end_all()
+
+    def silence(self) -> None:
+        """Nothing gets through any more, and nothing ends."""
+        self._may_speak.clear()
+
+    def restore(self) -> None:
+        self._is_cut = False
+        self._may_speak.set()
+
+    def _end_all(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._is_cut:
+            writer.transport.abort()
+            return
+        up_reader, up_writer = await asyncio.open_connection("127.0.0.1", self._upstream_port())
+        for source, target in ((reader, up_writer), (up_reader, writer)):
+            task = asyncio.create_task(self._copy(source, target))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _copy(self, source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+        try:
+            while data := await source.read(CHUNK):
+                await self._may_speak.wait()
+                target.write(data)
+                await target.drain()
+        except OSError:
+            return
+        finally:
+            target.transport.abort()
