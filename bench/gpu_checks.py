@@ -17,6 +17,7 @@ TOLERANCES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 5e-3}
 NAMES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 WORST = "worst bfloat16 error"
 ALL_EQUAL = "all bits equal"
+RAISED = "checks that raised"
 
 
 def dtypes(*, dry: bool) -> list[torch.dtype]:
@@ -58,11 +59,15 @@ class Checker:
         except Exception as error:  # a kernel that cannot be compiled is a finding
             note = f"{type(error).__name__}: {error}".splitlines()[0][:160]
             self._bench.report(what, "rel", None, passed=False, note=note)
+            self._bench.tell_fact(RAISED, self._bench.facts.get(RAISED, 0) + 1)
 
     def report_accuracy(self) -> None:
         """Goal K13, once all checks have run."""
         if WORST not in self._bench.facts:
             self._bench.report_goal("K13", None, "bfloat16 needs a GPU")
+            return
+        if num_raised := self._bench.facts.get(RAISED, 0):
+            self._bench.report_goal("K13", None, f"{num_raised} checks raised")
             return
         note = "" if self._all_equal else "bits differed where they must not"
         self._bench.report_goal("K13", self._worst if self._all_equal else 1.0, note)

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import takewhile
 from queue import Empty, Queue
 from typing import Any
 
@@ -24,12 +25,16 @@ from bench.gpu_records import Record
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """`entry`: "module:function", called with the worker's `Bench`. Budgets in seconds."""
+    """`entry`: "module:function", called with the worker's `Bench`. Budgets in seconds.
+
+    `alone`: on a GPU it gets a worker of its own, because it takes all the memory there is.
+    """
 
     name: str
     entry: str
     budget_s: float
     dry_budget_s: float
+    alone: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +88,14 @@ class Worker:
 class Supervisor:
     """Runs `sections` in order, all of them within `total_s`."""
 
-    def __init__(self, sections: Sequence[Section], *, dry: bool, total_s: float) -> None:
+    def __init__(
+        self, sections: Sequence[Section], *, dry: bool, total_s: float, facts: Mapping[str, Any]
+    ) -> None:
         self._pending = list(sections)
         self._dry = dry
         self._total_s = total_s
-        self.facts: dict[str, Any] = {}
-        """What sections found out that later ones need: the machine, its ceilings."""
+        self.facts = dict(facts)
+        """What is known beforehand, and what sections find out that later ones need."""
 
     def run(self) -> Iterator[Outcome]:
         """Each section's outcome, as soon as it is known."""
@@ -99,16 +106,27 @@ class Supervisor:
                 detail = f"the {self._total_s:.0f} s of the whole run were used up"
                 yield Outcome(section.name, "skipped", 0.0, detail)
                 continue
-            worker = Worker(self._pending, dry=self._dry, facts=self.facts)
+            together = self._next_together()
+            worker = Worker(together, dry=self._dry, facts=self.facts)
             try:
-                yield from self._follow(worker, ends_at)
+                yield from self._follow(worker, together, ends_at)
             finally:
                 worker.end()
 
-    def _follow(self, worker: Worker, ends_at: float) -> Iterator[Outcome]:
+    def _next_together(self) -> list[Section]:
+        """The sections at the head of the line that one worker runs."""
+        if self._dry:
+            return list(self._pending)
+        if self._pending[0].alone:
+            return self._pending[:1]
+        return list(takewhile(lambda section: not section.alone, self._pending))
+
+    def _follow(
+        self, worker: Worker, sections: Sequence[Section], ends_at: float
+    ) -> Iterator[Outcome]:
         """Outcomes until the worker is through, or has to be given up."""
-        while self._pending:
-            outcome = self._watch(worker, self._pending[0], ends_at)
+        for section in sections:
+            outcome = self._watch(worker, section, ends_at)
             self._pending.pop(0)
             yield outcome
             if outcome.status != "done":

@@ -98,7 +98,9 @@ def lora_bytes(base: BaseSpec, modules: tuple[str, ...], ranks: Sequence[int]) -
 def fits(base: BaseSpec, batch: int, context: int, adapter_bytes: int, machine: Machine) -> bool:
     """Whether weights, the KV of all sequences and the adapters are in memory at once."""
     kv = batch * context * kv_bytes_per_token(base)
-    return weight_bytes(base) + kv + adapter_bytes <= machine.memory_bytes
+    embedding = 0 if base.tie_word_embeddings else base.vocab_size * base.hidden_size
+    weights = weight_bytes(base) + embedding * ELEMENT_BYTES
+    return weights + kv + adapter_bytes <= machine.memory_bytes
 
 
 def step_grid(base: BaseSpec, machine: Machine) -> Grid:
@@ -189,17 +191,26 @@ def _waste_row(
     return (targets, rank, f"{num_bytes / 1e6:.2f}", str(num_pages), f"{empty:.1%}")
 
 
+def all_grids() -> list[Grid]:
+    """What the command prints: Llama-3-8B on one H200."""
+    base, machine = LLAMA_3_8B, H200
+    return [step_grid(base, machine), lora_grid(base, machine), waste_grid(base)]
+
+
 def main(
     markdown: Annotated[bool, typer.Option(help="tables for a page")] = False,
 ) -> None:
     """Print the floors of Llama-3-8B on one H200, and the waste of its adapters' pages."""
     console = Console(width=None if Console().is_terminal else 130)
-    base, machine = LLAMA_3_8B, H200
-    for grid in (step_grid(base, machine), lora_grid(base, machine), waste_grid(base)):
+    grids = all_grids()
+    for grid in grids:
         if markdown:
             console.print(grid.as_markdown(), soft_wrap=True, markup=False, highlight=False)
         else:
             console.print(grid.as_table())
+    if not markdown:
+        weights_gb = weight_bytes(LLAMA_3_8B) / 1e9
+        console.print(f"bench.roofline: {len(grids)} tables, weights {weights_gb:.2f} GB a step")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ def sections(*functions: str, budget_s: float = LONG_S) -> list[Section]:
 
 
 def run(plan: list[Section], *, dry: bool = True, total_s: float = LONG_S) -> list[Outcome]:
-    return list(Supervisor(plan, dry=dry, total_s=total_s).run())
+    return list(Supervisor(plan, dry=dry, total_s=total_s, facts={}).run())
 
 
 @pytest.fixture(autouse=True)
@@ -56,6 +57,16 @@ def test_a_worker_that_dies_costs_one_section() -> None:
     assert "code 7" in dead.detail and len(dead.records) == 1
     assert failed.detail == "ValueError: no such kernel"
     assert before.records[0].measured != after.records[0].measured, "a new process"
+
+
+@pytest.mark.parametrize(("dry", "num_workers"), [(False, 3), (True, 1)])
+def test_a_section_that_needs_the_whole_gpu_has_a_worker_of_its_own(
+    dry: bool, num_workers: int
+) -> None:
+    first, second, third = sections("quick", "quick", "quick")
+    outcomes = run([first, replace(second, alone=True), third], dry=dry)
+    assert [each.status for each in outcomes] == ["done"] * 3
+    assert len({each.records[0].measured for each in outcomes}) == num_workers
 
 
 def test_what_the_whole_run_has_no_time_for_is_skipped() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import pytest
 import typer
@@ -12,6 +15,7 @@ from bench.roofline import H200, adapter_layout
 from bench.shapes import LLAMA_3_8B, TARGET_SETS
 from lora.layout import AdapterLayout
 
+SLOWER = replace(H200, copy=3.35e12)
 ALL, ATTENTION, QUERY_VALUE = TARGET_SETS.values()
 
 
@@ -115,3 +119,10 @@ def test_the_command_prints_tables_that_a_page_can_hold() -> None:
     assert result.exit_code == 0
     assert "| 64 | 3.49 | 1.22 | 2.00 | 5.49 (11661) |" in result.output
     assert "| q/v | 8 | 6.82 | 4 | 18.8% |" in result.output
+
+
+def test_the_page_on_performance_shows_todays_floors() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "performance.md").read_text()
+    for grid in roofline.all_grids():
+        assert grid.as_markdown() in page, grid.title
+    assert roofline.step_grid(LLAMA_3_8B, SLOWER).as_markdown() not in page
