@@ -168,7 +168,8 @@ def test_control_a_placeholder_of_the_wrong_row_gives_other_tokens(
     world: World, greedy: dict[str, list[int]], start: Callable[..., InterpretedHarness]
 ) -> None:
     harness = start(runner=WrongRowRunner)
-    assert tokens_of(harness.run(world.requests(harness.publish))) != greedy
+    tokens = tokens_of(harness.run(world.requests(harness.publish)[:3]))
+    assert tokens != {name: greedy[name] for name in tokens}
 
 
 class FiniteDevice(HostDevice):
