@@ -58,47 +58,6 @@ def assert_exact(batch: PagedBatch, got: Tensor, window: int = 0, soft_cap: floa
     assert relative_error(got, exact) <= TOLERANCE[batch.query.dtype]
 
 
-lengths_strategy = st.lists(
-    st.tuples(st.sampled_from([1, 1, 2, 5, 23]), st.integers(0, 220)), min_size=1, max_size=3
-)
-
-
-@settings(max_examples=35)
-@given(
-    lengths=lengths_strategy,
-    heads=st.sampled_from([(1, 1), (2, 2), (2, 3), (1, 4), (1, 9), (1, 20)]),
-    head_dim=st.sampled_from([64, 80, 96, 128]),
-    block_size=st.sampled_from([16, 32, 64]),
-    dtype=st.sampled_from(list(TOLERANCE)),
-    window=st.sampled_from([0, 0, 1, 30, 100]),
-    soft_cap=st.sampled_from([0.0, 0.0, 1.0, 50.0]),
-    cut=st.sampled_from([0, 64, 128]),
-)
-def test_any_mix_of_chunks_and_decodes_is_exact(
-    lengths: list[tuple[int, int]],
-    heads: tuple[int, int],
-    head_dim: int,
-    block_size: int,
-    dtype: torch.dtype,
-    window: int,
-    soft_cap: float,
-    cut: int,
-) -> None:
-    num_kv_heads, group = heads
-    batch = paged_batch(
-        lengths,
-        num_kv_heads=num_kv_heads,
-        group=group,
-        head_dim=head_dim,
-        block_size=block_size,
-        dtype=dtype,
-        window=window,
-    )
-    policy = cut_every(cut, num_kv_heads) if cut else SplitPolicy(12, num_kv_heads)
-    got = attend(batch, plan_by(batch, policy), window=window, soft_cap=soft_cap)
-    assert_exact(batch, got, window, soft_cap)
-
-
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("block_size", [16, 64])
 def test_split_sequences_at_every_border_are_exact(block_size: int, dtype: torch.dtype) -> None:
@@ -109,6 +68,13 @@ def test_split_sequences_at_every_border_are_exact(block_size: int, dtype: torch
     work = plan_by(batch, cut_every(64, 2))
     assert len(work.merges) == sum(context > 64 for context in contexts)
     assert_exact(batch, attend(batch, work))
+
+
+@pytest.mark.parametrize("window", [1, 17, 64])
+def test_a_window_shows_its_positions_and_no_other(window: int) -> None:
+    batch = paged_batch([(1, 100), (7, 70)], group=2, window=window)
+    got = attend(batch, plan_by(batch, cut_every(64, 2)), window=window)
+    assert_exact(batch, got, window)
 
 
 def test_a_chunk_is_split_and_merged_row_by_row() -> None:
@@ -192,3 +158,44 @@ def test_an_unmasked_page_tail_would_be_noticed() -> None:
     plan = plan_attention(longer, 16)
     got = paged_attention(batch.query, batch.key_cache, batch.value_cache, plan, SCALE)
     assert got[1].isnan().all()
+
+
+lengths_strategy = st.lists(
+    st.tuples(st.sampled_from([1, 1, 2, 5, 23]), st.integers(0, 220)), min_size=1, max_size=3
+)
+
+
+@settings(max_examples=30)
+@given(
+    lengths=lengths_strategy,
+    heads=st.sampled_from([(1, 1), (2, 2), (2, 3), (1, 4), (1, 9), (1, 20)]),
+    head_dim=st.sampled_from([64, 80, 96, 128]),
+    block_size=st.sampled_from([16, 32, 64]),
+    dtype=st.sampled_from(list(TOLERANCE)),
+    window=st.sampled_from([0, 0, 1, 30, 100]),
+    soft_cap=st.sampled_from([0.0, 0.0, 1.0, 50.0]),
+    cut=st.sampled_from([0, 64, 128]),
+)
+def test_any_mix_of_chunks_and_decodes_is_exact(
+    lengths: list[tuple[int, int]],
+    heads: tuple[int, int],
+    head_dim: int,
+    block_size: int,
+    dtype: torch.dtype,
+    window: int,
+    soft_cap: float,
+    cut: int,
+) -> None:
+    num_kv_heads, group = heads
+    batch = paged_batch(
+        lengths,
+        num_kv_heads=num_kv_heads,
+        group=group,
+        head_dim=head_dim,
+        block_size=block_size,
+        dtype=dtype,
+        window=window,
+    )
+    policy = cut_every(cut, num_kv_heads) if cut else SplitPolicy(12, num_kv_heads)
+    got = attend(batch, plan_by(batch, policy), window=window, soft_cap=soft_cap)
+    assert_exact(batch, got, window, soft_cap)
