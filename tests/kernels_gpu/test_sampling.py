@@ -7,6 +7,7 @@ within `MARGIN` of a border, either side of it is right; everywhere else there i
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -76,15 +77,16 @@ def acceptable_ids(logits: Tensor, **values: float) -> set[int]:
     }
 
 
-row_strategy = st.fixed_dictionaries(
-    {
-        "temperature": st.sampled_from([0.0, 1e-310, 0.3, 1.0, 1.7]),
-        "top_k": st.sampled_from([0, 0, 1, 2, 5, 40, 5000]),
-        "top_p": st.sampled_from([1.0, 1.0, 0.01, 0.5, 0.9]),
-        "min_p": st.sampled_from([0.0, 0.0, 0.02, 0.3, 1.0]),
-        "uniform": st.floats(0, 1, exclude_max=True),
+def random_values(choose: random.Random) -> dict[str, float]:
+    """Limits of one row: mostly several at once, some of them off, some extreme."""
+    edge = choose.choice([0.0, 1 - 2**-53])
+    return {
+        "temperature": choose.choice([1.0, 1.0, 0.7, 1.7, 5.0, 1e-310, 0.0]),
+        "top_k": choose.choice([0, 0, 1, 5, 40, 5000]),
+        "top_p": choose.choice([1.0, 1.0, 0.01, 0.5, 0.9, 0.99]),
+        "min_p": choose.choice([0.0, 0.0, 0.0, 0.02, 0.3, 1.0]),
+        "uniform": choose.choice([choose.random(), choose.random(), choose.random(), edge]),
     }
-)
 
 
 @contextmanager
@@ -102,22 +104,22 @@ def one_block() -> Iterator[None]:
         yield
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=40, deadline=None, derandomize=True)
 @given(
-    seed=st.integers(0, 1000),
+    seed=st.integers(0, 2**32),
     kind=st.sampled_from(["normal", "ties", "bfloat16", "all_equal", "one_hot", "masked", "zeros"]),
-    num_tokens=st.sampled_from([1, 2, 63, 129, 301]),
-    values=st.lists(row_strategy, min_size=ROWS, max_size=ROWS),
+    num_tokens=st.sampled_from([301, 129, 63, 2, 1]),
     config=st.sampled_from([ONE_BLOCK, SMALL_BLOCKS]),
 )
 def test_draws_equal_the_reference(
     seed: int,
     kind: str,
     num_tokens: int,
-    values: list[dict[str, float]],
     config: LaunchConfig,
 ) -> None:
     logits = make_logits(kind, num_tokens, torch.Generator().manual_seed(seed))
+    choose = random.Random(seed)
+    values = [random_values(choose) for _ in range(ROWS)]
     parameters = [row_parameters(**each) for each in values]
     batch = {name: torch.cat([each[name] for each in parameters]) for name in parameters[0]}
     with launched_with(config):
