@@ -16,7 +16,7 @@ from bench.gpu_inputs import Pool, random_tensor
 from bench.gpu_timing import compute_device
 from bench.shapes import LLAMA_3_8B
 from kernels import gpu
-from kernels.gpu.lora import PagedAdapter
+from kernels.gpu.lora import LoraPlan, PagedAdapter
 from kernels.interface import LoraPart, LoraSegment, LoraSite, ReplacedRows, SiteKey
 from lora.base_spec import BaseSpec
 from lora.layout import plan_layout
@@ -71,7 +71,7 @@ class Adapters:
             start += count
         return runs
 
-    def plan(self, rows: Rows) -> object:
+    def plan(self, rows: Rows) -> LoraPlan | None:
         return gpu.plan_lora(
             [
                 LoraSegment(start, end, self.paged[owner])

@@ -74,10 +74,11 @@ class LayerLinears(nn.Module):
             linear = nn.Linear(num_in, num_out, bias=False, dtype=dtype, device=device)
             self.add_module(name.rsplit(".", 1)[-1], linear)
 
-    def forward(self, x: Tensor) -> Tensor:
-        query, _, _ = self.q_proj(x), self.k_proj(x), self.v_proj(x)
-        hidden = self.o_proj(query)
-        return self.down_proj(self.gate_proj(hidden) * self.up_proj(hidden))
+    def forward(self, x: Tensor) -> Any:
+        of: Any = self
+        query, _, _ = of.q_proj(x), of.k_proj(x), of.v_proj(x)
+        hidden = of.o_proj(query)
+        return of.down_proj(of.gate_proj(hidden) * of.up_proj(hidden))
 
 
 @torch.inference_mode()

@@ -61,10 +61,15 @@ def _attention(
     query = random_tensor((_num_rows(work), base.num_heads, base.head_dim), dtype, pool.device)
     scale = base.head_dim**-0.5
     plan = gpu.plan_attention(spans, BLOCK_SIZE)
-    forms = {"window": variant.window, "soft_cap": variant.soft_cap}
-    got = gpu.paged_attention(query, key_cache, value_cache, plan, scale, **forms)
-    again = gpu.paged_attention(query, key_cache, value_cache, plan, scale, **forms)
-    want = float64.attention(query, key_cache, value_cache, spans, scale, **forms)
+    window, soft_cap = variant.window, variant.soft_cap
+
+    def attend() -> torch.Tensor:
+        return gpu.paged_attention(
+            query, key_cache, value_cache, plan, scale, window=window, soft_cap=soft_cap
+        )
+
+    got, again = attend(), attend()
+    want = float64.attention(query, key_cache, value_cache, spans, scale, window, soft_cap)
     checker.close(what, got, want)
     checker.equal(f"{what}, {NAMES[dtype]}, run to run", again, got)
 
@@ -76,7 +81,7 @@ def _rotary(checker: Checker, what: str, base: BaseSpec, dtype: torch.dtype, *, 
     heads = base.num_heads + 2 * base.num_kv_heads
     qkv = random_tensor((_num_rows(work), heads, base.head_dim), dtype, pool.device)
     sizes = [base.num_heads, base.num_kv_heads, base.num_kv_heads]
-    query, key, value = qkv.split(sizes, dim=1)
+    query, key, value = torch.split(qkv, sizes, dim=1)
     slots = _slots(spans).to(pool.device)
     angles = torch.rand(slots.shape[0], base.head_dim // 2, device=pool.device) * 6
     angles = torch.cat([angles, angles], dim=-1)

@@ -18,6 +18,7 @@ from bench.gpu_checks import NAMES, Checker, dtypes
 from bench.gpu_worker import Bench
 from bench.shapes import LLAMA_3_8B, TOY
 from kernels import gpu
+from kernels.gpu.lora import LoraPlan
 from kernels.interface import SiteKey
 from lora.sites import EMBED_TOKENS, LM_HEAD
 from lora.weights import LoraWeights
@@ -66,7 +67,7 @@ def _check_rows(
     what: str,
     adapters: Adapters,
     before: Tensor,
-    call: Callable[[Tensor, object], None],
+    call: Callable[[Tensor, LoraPlan | None], None],
     want_of: Callable[[Tensor, LoraWeights, slice], Tensor],
 ) -> None:
     """`call` changes `before`'s copy; `want_of` says in float64 what an adapter's rows become."""
@@ -90,7 +91,7 @@ def _scale(checker: Checker, adapters: Adapters) -> None:
         scale = _wide(weights.sites[key].scale, y)
         return (y - bias.double()) * scale + bias.double()
 
-    def call(y: Tensor, plan: object) -> None:
+    def call(y: Tensor, plan: LoraPlan | None) -> None:
         gpu.scale_output(y, bias, plan, key)
 
     _check_rows(checker, "scale_output", adapters, _rows(adapters, width), call, want)
@@ -103,7 +104,7 @@ def _bias(checker: Checker, adapters: Adapters) -> None:
     def want(y: Tensor, weights: LoraWeights, _: slice) -> Tensor:
         return y + _wide(weights.sites[key].bias, y)
 
-    def call(y: Tensor, plan: object) -> None:
+    def call(y: Tensor, plan: LoraPlan | None) -> None:
         gpu.add_row_bias(y, plan, key)
 
     _check_rows(checker, "add_row_bias", adapters, _rows(adapters, width), call, want)
@@ -120,7 +121,7 @@ def _override(checker: Checker, adapters: Adapters) -> None:
         rows = replaced.rows.to(adapters.dtype)
         return x[part].double() @ _wide(rows, y).t() + _wide(replaced.bias, y)
 
-    def call(y: Tensor, plan: object) -> None:
+    def call(y: Tensor, plan: LoraPlan | None) -> None:
         gpu.override_linear(y, x, plan, key)
 
     before = _rows(adapters, sum(shape.widths))
@@ -139,7 +140,7 @@ def _embedding(checker: Checker, adapters: Adapters) -> None:
         columns = _wide(site.a, hidden)[:, ids[part]]
         return hidden + (_wide(site.parts[0].b, hidden) @ columns).t()
 
-    def call(hidden: Tensor, plan: object) -> None:
+    def call(hidden: Tensor, plan: LoraPlan | None) -> None:
         gpu.add_embedding_lora(hidden, ids, plan, EMBED_TOKENS)
 
     before = _rows(adapters, adapters.base.hidden_size)
@@ -164,7 +165,7 @@ def _embedding_rows(checker: Checker, adapters: Adapters) -> None:
                 hidden[row] = _wide(replaced.rows[found[token]], hidden)
         return hidden
 
-    def call(hidden: Tensor, plan: object) -> None:
+    def call(hidden: Tensor, plan: LoraPlan | None) -> None:
         gpu.replace_embedding_rows(hidden, ids, plan, EMBED_TOKENS)
 
     before = _rows(adapters, adapters.base.hidden_size)

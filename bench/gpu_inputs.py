@@ -55,7 +55,7 @@ class Pool:
     def fill(self) -> None:
         """Random numbers everywhere, in stretches that need little memory beside the pool."""
         numbers = self.cache.pages.view(-1).view(self.dtype)
-        for stretch in numbers.split(FILL_BYTES // self.dtype.itemsize):
+        for stretch in torch.split(numbers, FILL_BYTES // self.dtype.itemsize):
             stretch.normal_(std=POOL_SCALE)
 
     def poison(self) -> None:

@@ -6,8 +6,9 @@ Both run the same kernel on the same page ids; only the strides differ.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
-import torch
+from torch import Tensor
 
 from bench.gpu_inputs import Pool, pool_for, random_tensor
 from bench.gpu_timing import Timer
@@ -15,6 +16,7 @@ from bench.gpu_worker import Bench
 from bench.roofline import kv_bytes_per_token
 from bench.shapes import LLAMA_3_8B, TOY
 from kernels import gpu
+from kernels.gpu.attention import AttentionPlan
 from lora.base_spec import BaseSpec
 
 BLOCK_SIZES = (16, 64)
@@ -42,19 +44,28 @@ def _compare(
         pool_for(one_layer, num_tokens, [], dry=bench.dry, block_size=block_size)
         for _ in range(base.num_layers)
     ]
-    forms = {
-        "all-layer page": (lambda index: pool.cache.layer(index), [pool]),
-        "page per layer": (lambda index: per_layer[index].cache.layer(0), per_layer),
+    forms: dict[str, list[tuple[Tensor, Tensor]]] = {
+        "all-layer page": [pool.cache.layer(index) for index in range(base.num_layers)],
+        "page per layer": [each.cache.layer(0) for each in per_layer],
     }
-    for name, (layer_of, pools) in forms.items():
-        _fill(pools)
-
-        def attend(index: int, layer_of=layer_of) -> torch.Tensor:
-            return gpu.paged_attention(query, *layer_of(index), plan, base.head_dim**-0.5)
-
-        us = Timer(dry=bench.dry).us(attend, calls=base.num_layers)
+    _fill([pool, *per_layer])
+    for name, caches in forms.items():
+        us = Timer(dry=bench.dry).us(
+            partial(_attend, query, caches, plan, base.head_dim**-0.5), calls=base.num_layers
+        )
         share = None if us is None else floor_us / us
         bench.report(f"{what}, {name} of {block_size}, a layer", "us", us, floor_share=share)
+
+
+def _attend(
+    query: Tensor,
+    caches: list[tuple[Tensor, Tensor]],
+    plan: AttentionPlan,
+    scale: float,
+    index: int,
+) -> Tensor:
+    key_cache, value_cache = caches[index]
+    return gpu.paged_attention(query, key_cache, value_cache, plan, scale)
 
 
 def _fill(pools: list[Pool]) -> None:

@@ -76,4 +76,4 @@ class Timer:
         replay()
         end.record()
         end.synchronize()
-        return begin.elapsed_time(end) * 1e3
+        return float(begin.elapsed_time(end)) * 1e3

@@ -87,7 +87,7 @@ def _tensors(base: BaseSpec, seed: int) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(seed)
 
     def weight(num_out: int, num_in: int) -> Tensor:
-        return torch.randn(num_out, num_in, generator=generator) / num_in**0.5
+        return torch.randn(num_out, num_in, generator=generator).div_(num_in**0.5)
 
     def norm() -> Tensor:
         return torch.ones(base.hidden_size)
