@@ -28,7 +28,7 @@ from kernels.aot.variants import collect, modules_of, unlisted_kernels
 
 GATED = tuple(name for name, arch in ARCHITECTURES.items() if arch.is_gated)
 CACHE_DIR = Path("build") / "aot"
-MIN_WIDTH = 132
+MIN_WIDTH = 200
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from tests.kernels_gpu.seeded_bugs import SeededBug
-from tests.kernels_gpu.seeded_bugs.__main__ import try_bug
+from tests.kernels_gpu.seeded_bugs.__main__ import Outcome, confirmed, try_bug
 from tests.kernels_gpu.seeded_bugs.bfloat16_shim import BUGS, SHIM
 
 AREA = "bfloat16_shim"
@@ -30,6 +30,13 @@ def test_control_what_no_test_fails_on_is_not_caught(bug: SeededBug, problem: st
     assert outcome.caught_by is None
     assert outcome.problem == problem
     assert "NOT CAUGHT" in outcome.line()
+
+
+def test_control_a_test_that_fails_without_a_bug_notices_none() -> None:
+    test = f"tests/kernels_gpu/test_{AREA}.py::test_that_there_is_not"
+    (unsound,) = confirmed([Outcome(AREA, HARMLESS, test, None, 0.0)])
+    assert unsound.caught_by is None
+    assert "fails without it too" in unsound.line()
 
 
 def test_an_area_without_tests_catches_nothing() -> None:

@@ -1,12 +1,13 @@
 """Puts each seeded bug into a copy of the kernels and runs the tests of its area there.
 
-A bug counts as caught when a test fails with it and the same test passes without it, in the same
-copy: a copy that is broken for another reason catches nothing. The exit status is the verdict.
+A bug counts as caught when a test fails with it and the same test passes in a copy without it: a
+copy that is broken for another reason catches nothing. The exit status is the verdict.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import importlib
 import json
 import os
@@ -35,7 +36,7 @@ PROFILE = "first_failure"
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """`caught_by`: the test that noticed; `problem`: why the bug does not count as caught."""
+    """`caught_by`: the test that noticed, as pytest names it; `problem`: why none did."""
 
     area: str
     bug: SeededBug
@@ -44,7 +45,10 @@ class Outcome:
     seconds: float
 
     def line(self) -> str:
-        what = f"caught by {self.caught_by}" if self.caught_by else f"NOT CAUGHT: {self.problem}"
+        if self.caught_by is None:
+            what = f"NOT CAUGHT: {self.problem}"
+        else:
+            what = f"caught by {self.caught_by.partition('::')[2]}"
         return f"{self.area}: {self.bug.name}: {what} ({self.seconds:.0f} s)"
 
 
@@ -68,7 +72,7 @@ def copy_tree(root: Path) -> None:
 
 def run_tests(root: Path, tests: Sequence[str], *options: str) -> int:
     """pytest's exit status."""
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "--confcutdir", str(TESTS)]
+    command = [sys.executable, "-m", "pytest", "-q", "--confcutdir", str(TESTS)]
     command += ["--hypothesis-profile", PROFILE, *options, *tests]
     environment = {
         **os.environ,
@@ -80,6 +84,12 @@ def run_tests(root: Path, tests: Sequence[str], *options: str) -> int:
     return subprocess.run(
         command, cwd=root, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     ).returncode
+
+
+def failures(root: Path) -> list[str]:
+    """The tests that the last run in this copy saw failing."""
+    file = root / ".pytest_cache" / "v" / "cache" / "lastfailed"
+    return list(json.loads(file.read_text())) if file.exists() else []
 
 
 def try_bug(area: str, bug: SeededBug) -> Outcome:
@@ -95,23 +105,36 @@ def _try_in(root: Path, area: str, bug: SeededBug) -> tuple[str | None, str | No
     if not tests:
         return None, f"there is no test_{area}*.py"
     file = root / bug.path
-    right = file.read_text()
     try:
-        file.write_text(bug.put_into(right))
+        file.write_text(bug.put_into(file.read_text()))
     except ValueError as error:
         return None, str(error)
-    status = run_tests(root, tests)
+    status = run_tests(root, tests, "-x")
     if status == pytest.ExitCode.OK:
         return None, "every test passes with it"
     if status != pytest.ExitCode.TESTS_FAILED:
         return None, f"pytest ended with {status}, not with a failed test"
-    failed = json.loads((root / ".pytest_cache/v/cache/lastfailed").read_text())
-    caught_by = next(iter(failed)).partition("::")[2]
-    file.write_text(right)
-    status = run_tests(root, tests, "--last-failed", "--last-failed-no-failures", "none")
-    if status != pytest.ExitCode.OK:
-        return None, f"{caught_by} does not pass without it either (pytest ended with {status})"
-    return caught_by, None
+    return failures(root)[0], None
+
+
+def confirmed(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """The control: of the tests that noticed bugs, those that fail without any notice nothing."""
+    noticed_by = sorted({each.caught_by for each in outcomes if each.caught_by is not None})
+    if not noticed_by:
+        return list(outcomes)
+    with tempfile.TemporaryDirectory(prefix="tenfold-no-bug-") as folder:
+        root = Path(folder)
+        copy_tree(root)
+        status = run_tests(root, noticed_by, "-n", str(PROCESSES))
+        failed = failures(root) if status == pytest.ExitCode.TESTS_FAILED else noticed_by
+    if status == pytest.ExitCode.OK:
+        return list(outcomes)
+    return [
+        dataclasses.replace(each, caught_by=None, problem=f"{each.caught_by} fails without it too")
+        if each.caught_by in failed
+        else each
+        for each in outcomes
+    ]
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -120,11 +143,15 @@ def main(arguments: Sequence[str]) -> int:
     console = Console(highlight=False, soft_wrap=True)
     started = time.monotonic()
     bugs = list(seeded_bugs(parser.parse_args(arguments).areas))
-    outcomes = []
+    tried = []
     with ThreadPoolExecutor(PROCESSES) as pool:
         for outcome in pool.map(lambda each: try_bug(*each), bugs):
-            outcomes.append(outcome)
+            tried.append(outcome)
             console.print(outcome.line(), markup=False)
+    outcomes = confirmed(tried)
+    for before, after in zip(tried, outcomes, strict=True):
+        if before != after:
+            console.print(after.line(), markup=False)
     caught = sum(outcome.caught_by is not None for outcome in outcomes)
     all_caught = bool(bugs) and caught == len(bugs)
     console.print(
