@@ -18,6 +18,7 @@ from app.demo.base_model import ensure_base_model
 from app.demo.tenants import ADAPTER_FOLDERS
 from engine.config import EngineConfig
 from engine.device import HostDevice
+from engine.forward_batch import StepLayout
 from engine.gpu_runner import GpuRunner
 from engine.messages import AdapterRef, EngineRequest
 from engine.residency import adapter_key
@@ -26,6 +27,7 @@ from tests.builders.engines import EngineHarness, make_request, tokens_of
 from tests.builders.gpu_engines import InterpretedHarness
 from tests.builders.lagging_device import LaggingDevice
 from tests.builders.peft_models import VARIANTS, make_adapter, make_tiny_llama
+from tests.kernels_gpu.even_dot import rows_alike
 
 NAMES = ("plain", "rslora_all_linear", "patterns")
 # Chunks of prompts and decodes share most steps, and 3 rows are padded to 4.
@@ -170,6 +172,37 @@ def test_control_a_placeholder_of_the_wrong_row_gives_other_tokens(
     harness = start(runner=WrongRowRunner)
     tokens = tokens_of(harness.run(world.requests(harness.publish)[:3]))
     assert tokens != {name: greedy[name] for name in tokens}
+
+
+class RecordingRunner(GpuRunner):
+    """Keeps each sampled row's logits by request."""
+
+    def forward(self, layout: StepLayout) -> tuple[Tensor, list[Tensor]]:
+        logits, sampling = super().forward(layout)
+        for sequence, row in zip(layout.sampling, logits, strict=True):
+            self.recorded.setdefault(sequence.request_id, []).append(row.clone())
+        return logits, sampling
+
+    @property
+    def recorded(self) -> dict[str, list[Tensor]]:
+        return self.__dict__.setdefault("_recorded", {})
+
+
+@pytest.mark.parametrize("batch_invariant", [True, False])
+def test_logits_to_the_last_bit_do_not_depend_on_the_batch_where_that_is_asked(
+    world: World, start: Callable[..., InterpretedHarness], batch_invariant: bool
+) -> None:
+    """And its control: otherwise they do."""
+    config = replace(GPU, batch_invariant=batch_invariant)
+    recorded = []
+    for numbers in ((1,), (1, 4, 6)):
+        harness = start(config=config, runner=RecordingRunner)
+        requests = world.requests(harness.publish)
+        with rows_alike():
+            harness.run([requests[number] for number in numbers])
+        recorded.append(torch.stack(harness.gpu.recorded[requests[1].request_id]))
+    assert torch.allclose(*recorded, rtol=1e-4, atol=1e-4)
+    assert torch.equal(*recorded) == batch_invariant
 
 
 class FiniteDevice(HostDevice):
