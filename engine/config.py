@@ -30,13 +30,28 @@ class EngineConfig:
     batch_invariant: bool = False
     block_size: int = 16
     pool_bytes: int | None = None
-    """Unset: 1 GiB on a CPU, and what start-up finds free on a GPU."""
+    """Bytes of the page pool. Unset, the next two decide."""
+    cpu_pool_bytes: int = CPU_POOL_BYTES
+    """On a CPU."""
+    gpu_memory_utilization: float = 0.95
+    """Of a GPU's memory: what the model leaves of this share is the pool."""
     max_num_seqs: int = 32
     max_num_batched_tokens: int = 128
     num_look_ahead: int = 8
     """Waiting requests beyond `max_num_seqs` that are leased so that their adapters can load."""
     max_loads: int = 8
     """Adapters that are being read, or were and have no pages yet."""
+    prefix_caching: bool = True
+    prefix_protected_share: float = 0.25
+    """Of the pool: where tenants' cold prefixes are safe from each other, in equal shares."""
+    shared_prefixes: tuple[tuple[int, ...], ...] = ()
+    """Token ids of prompts' beginnings whose blocks all tenants share, on the base alone."""
+    prefill_tokens_per_s: float = 1e3
+    """This and the next two are guesses, until the engine has measured them."""
+    load_bytes_per_s: float = 5e8
+    link_bytes_per_s: float = 1e10
+    debug_poison_pages: bool = False
+    """Fill every page that becomes free with NaN."""
 
     @property
     def kernel_backend(self) -> str:
@@ -62,7 +77,7 @@ class EngineConfig:
         pool_bytes = self.pool_bytes
         if pool_bytes is None:
             assert self.device == "cpu", "a GPU's pool is measured before it is counted"
-            pool_bytes = CPU_POOL_BYTES
+            pool_bytes = self.cpu_pool_bytes
         num_pages = pool_bytes // self.page_bytes(base)
         if num_pages < 1:
             raise ValueError(

@@ -11,12 +11,20 @@ finish reason, or was aborted.
 
 from __future__ import annotations
 
+import math
+import secrets
+import time
 from collections import defaultdict, deque
+from collections.abc import Callable
+from collections.abc import Sequence as Many
 from typing import Protocol
 
 import structlog
 
+from engine.block_keys import BlockHasher, BlockKeys
 from engine.config import EngineConfig
+from engine.greedy_dual import GreedyDual
+from engine.holdings import Holdings
 from engine.messages import (
     AdapterRef,
     EngineError,
@@ -26,9 +34,11 @@ from engine.messages import (
     TokenOutput,
 )
 from engine.page_pool import PagePool
+from engine.prefix_cache import PrefixCache
 from engine.residency import LoadResult, Residency
 from engine.scheduler import Scheduler, Step
 from engine.sequence import Sequence
+from engine.speeds import Speeds
 from engine.step_handle import StepHandle
 from lora.base_spec import BaseSpec
 
@@ -54,6 +64,9 @@ class Runner(Protocol):
         Where this or the handle's `result` raises, the device is done with the step's pages.
         """
 
+    def poison_pages(self, pages: Many[int]) -> None:
+        """For debugging: make every number in `pages` a NaN, after the steps launched so far."""
+
 
 class Loader(Protocol):
     """Makes weights from an adapter's files on threads of its own."""
@@ -67,21 +80,57 @@ class EngineCore:
     """One base model, its page pool, and the sequences that share them."""
 
     def __init__(
-        self, config: EngineConfig, base: BaseSpec, runner: Runner, loader: Loader, engine_id: str
+        self,
+        config: EngineConfig,
+        base: BaseSpec,
+        runner: Runner,
+        loader: Loader,
+        engine_id: str,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        """clock: seconds that only grow; what speeds are measured with."""
+        self._config = config
+        self._clock = clock
         self._base = base
         self._runner = runner
         self._loader = loader
         self._engine_id = engine_id
-        self._in_flight: deque[tuple[Step, StepHandle]] = deque()
+        self._in_flight: deque[tuple[Step, StepHandle, float]] = deque()
+        """With the time of each launch."""
+        self._collected_at = -math.inf
         self._num_added = 0
         self.num_steps = 0
         self._answers: list[tuple[str, TokenOutput]] = []
-        self.pool = PagePool(config.num_pages(base))
-        self.residency = Residency(
-            self.pool, config.page_bytes(base), loader.start, max_loads=config.max_loads
+        self.pool = PagePool(
+            config.num_pages(base), runner.poison_pages if config.debug_poison_pages else None
         )
-        self.scheduler = Scheduler(config, base.max_model_len, self.pool, self.residency)
+        self.speeds = Speeds(
+            config.prefill_tokens_per_s, config.load_bytes_per_s, config.link_bytes_per_s
+        )
+        ageing = GreedyDual()
+        self.residency = Residency(
+            self.pool,
+            config.page_bytes(base),
+            loader.start,
+            max_loads=config.max_loads,
+            ageing=ageing,
+            speeds=self.speeds,
+        )
+        self.prefix_cache = PrefixCache(self.pool, ageing, config.prefix_protected_share)
+        holdings = Holdings(
+            self.pool,
+            self.residency,
+            self.prefix_cache,
+            self.speeds,
+            config.block_size,
+            base.max_model_len,
+        )
+        self.scheduler = Scheduler(config, self.pool, self.residency, self.prefix_cache, holdings)
+        # NOTE: the secret dies with this process, and the cache with it.
+        self._hasher = BlockHasher(
+            config.block_size, base.fingerprint, secrets.token_bytes(32), config.shared_prefixes
+        )
 
     @property
     def has_work(self) -> bool:
@@ -96,10 +145,14 @@ class EngineCore:
     def _has_results(self) -> bool:
         return bool(self._answers) or bool(self._in_flight)
 
-    def add(self, request: EngineRequest) -> None:
+    def block_keys(self, request: EngineRequest) -> BlockKeys | None:
+        """For any thread: what `add` takes, so that no prompt is hashed on the step loop."""
+        return self._hasher.keys(request) if self._config.prefix_caching else None
+
+    def add(self, request: EngineRequest, block_keys: BlockKeys | None = None) -> None:
         """Queue a request; what is wrong with it is answered by the next `step`."""
         self._num_added += 1
-        sequence = Sequence(request, self._num_added)
+        sequence = Sequence(request, self._num_added, block_keys or self.block_keys(request))
         error = self._check(request) or self.scheduler.add(sequence)
         if error is not None:
             self._answer_error(sequence, error)
@@ -130,6 +183,7 @@ class EngineCore:
 
     def _launch(self, step: Step) -> None:
         self.num_steps += 1
+        launched_at = self._clock()
         try:
             handle = self._runner.execute(step, self.residency)
         except Exception:  # the engine answers, whatever broke
@@ -138,23 +192,31 @@ class EngineCore:
             self._fail(step)
         else:
             self.scheduler.launch(step, handle.sampling)
-            self._in_flight.append((step, handle))
+            self._in_flight.append((step, handle, launched_at))
 
     def _collect(self) -> None:
         """Wait for the oldest step in flight, if there is one, and answer what it sampled."""
         if not self._in_flight:
             return
-        step, handle = self._in_flight.popleft()
+        step, handle, launched_at = self._in_flight.popleft()
         try:
             sampled = handle.result()
         except Exception:  # the engine answers, whatever broke
             log.exception("step_failed", **_described(step))
-            self.scheduler.land(step)
+            self.scheduler.land(step, is_well=False)
             self._fail(step)
             return
+        self._measure(step, launched_at)
         self.scheduler.land(step)
         for sequence in self.scheduler.update(sampled):
             self._answers.append((sequence.request.api_id, self._output(sequence)))
+
+    def _measure(self, step: Step, launched_at: float) -> None:
+        """What prompts cost, from steps that have more of them than of single tokens."""
+        now, num_tokens = self._clock(), sum(step.values())
+        if num_tokens > self._config.max_num_batched_tokens // 2:
+            self.speeds.observe_prefill(num_tokens, now - max(launched_at, self._collected_at))
+        self._collected_at = now
 
     def _fail(self, step: Step) -> None:
         for sequence in self.scheduler.fail(step):
@@ -188,6 +250,7 @@ class EngineCore:
             token_ids=[],
             num_prompt_tokens=sequence.num_prompt_tokens,
             num_generated_tokens=sequence.num_generated_tokens,
+            num_cached_tokens=sequence.num_cached_tokens or 0,
             finish_reason=FinishReason.ERROR,
             error=error,
         )
@@ -201,6 +264,7 @@ class EngineCore:
             token_ids=[sequence.last_token_id],
             num_prompt_tokens=sequence.num_prompt_tokens,
             num_generated_tokens=sequence.num_generated_tokens,
+            num_cached_tokens=sequence.num_cached_tokens or 0,
             finish_reason=sequence.finish_reason,
         )
 

@@ -87,6 +87,9 @@ class GpuRunner:
         """Launch the step's tokens, and the draw for each sequence that has all of them now."""
         return self._launch(lay_out(step, weights_in(residency), self._block_size))
 
+    def poison_pages(self, pages: Sequence[int]) -> None:
+        self.kv_cache.poison(pages)
+
     def prepare_adapter(self, weights: LoraWeights) -> PagedWeights:
         """For loader threads: an adapter as the pages that this runner's kernels read."""
         return adapter_pages.prepare(

@@ -6,6 +6,7 @@ take their strides as they come. Knows nothing of who owns a page.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -30,8 +31,8 @@ class KVCache(Protocol):
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         """The K and V caches of one layer."""
 
-    def poison(self) -> None:
-        """Fill everything with NaN: whoever reads what was never written will show it."""
+    def poison(self, pages: Sequence[int] | None = None) -> None:
+        """Fill `pages`, by default all, with NaN: whoever reads what is not there shows it."""
 
 
 class LayeredKVCache:
@@ -53,10 +54,11 @@ class LayeredKVCache:
         return self._layers[index]
 
     @torch.inference_mode()
-    def poison(self) -> None:
+    def poison(self, pages: Sequence[int] | None = None) -> None:
+        index = slice(None) if pages is None else list(pages)
         for key_cache, value_cache in self._layers:
-            key_cache.fill_(torch.nan)
-            value_cache.fill_(torch.nan)
+            key_cache[:, index] = torch.nan
+            value_cache[:, index] = torch.nan
 
 
 class PagedKVCache:
@@ -84,5 +86,6 @@ class PagedKVCache:
         return self._halves[2 * index], self._halves[2 * index + 1]
 
     @torch.inference_mode()
-    def poison(self) -> None:
-        self.pages.fill_(0xFF)  # a NaN in every dtype that is served
+    def poison(self, pages: Sequence[int] | None = None) -> None:
+        index = slice(None) if pages is None else list(pages)
+        self.pages[index] = 0xFF  # a NaN in every dtype that is served

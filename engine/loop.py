@@ -15,6 +15,7 @@ from queue import Empty, Full, Queue, SimpleQueue
 
 import structlog
 
+from engine.block_keys import BlockKeys
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.messages import Abort, AdapterRef, EngineRequest, FinishReason, OutputBatch
@@ -43,6 +44,14 @@ class Ended:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A leased request; its blocks are hashed before the step loop sees it."""
+
+    request: EngineRequest
+    block_keys: BlockKeys | None
+
+
 class Tick:
     """Something changed for the core: an adapter arrived, or it is time to stop."""
 
@@ -66,7 +75,7 @@ class EngineLoop:
         self._core = core
         self._transport = transport
         self._config = config
-        self._inbox: SimpleQueue[EngineRequest | Abort | Ended | Tick] = SimpleQueue()
+        self._inbox: SimpleQueue[Arrival | Abort | Ended | Tick] = SimpleQueue()
         self._outbox: Queue[Mapping[str, OutputBatch] | Ended] = Queue(MAX_UNPUBLISHED_STEPS)
         self._stopping = threading.Event()
         self._counting = threading.Lock()
@@ -130,10 +139,11 @@ class EngineLoop:
         except Empty:
             return
 
-    def _handle(self, message: EngineRequest | Abort | Ended | Tick) -> None:
-        if isinstance(message, EngineRequest):
-            self._tenants[message.request_id] = message.tenant_id
-            self._core.add(message)
+    def _handle(self, message: Arrival | Abort | Ended | Tick) -> None:
+        if isinstance(message, Arrival):
+            request = message.request
+            self._tenants[request.request_id] = request.tenant_id
+            self._core.add(request, message.block_keys)
         elif isinstance(message, Abort):
             self._abort(Ended(message, FinishReason.ABORT.value))
         elif isinstance(message, Ended):
@@ -160,7 +170,7 @@ class EngineLoop:
             num_sequences=core.scheduler.num_sequences,
             num_running=core.scheduler.num_running,
             num_loading=core.scheduler.num_loading,
-            num_free_pages=core.pool.num_free + core.residency.num_idle_pages,
+            num_free_pages=core.scheduler.num_available_pages,
             num_steps=core.num_steps,
             adapters=frozenset(core.residency.ready_keys()),
         )
@@ -220,7 +230,7 @@ class EngineLoop:
                 self._num_leased += len(requests)
             for request in requests:
                 free_pages -= len(request.prompt_token_ids) // config.block_size + 1
-                self._inbox.put(request)
+                self._inbox.put(Arrival(request, self._core.block_keys(request)))
             free_pages = max(0, free_pages)
 
     def _publish(self) -> None:

@@ -6,7 +6,7 @@ LoRA once, at construction.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from engine.models.loader import load_decoder
 from engine.residency import Residency
 from engine.sampler import sample_tokens
 from engine.scheduler import Step
-from engine.sequence import Sequence
+from engine.sequence import Sequence as EngineSequence
 from engine.step_handle import CompletedStep, StepHandle
 from kernels.backends import choose_backend
 from kernels.interface import KernelBackend
@@ -57,6 +57,9 @@ class ModelRunner:
         token_ids = sample_tokens(logits, batch.sampling, self._ops) if batch.sampling else []
         return CompletedStep(batch.sampling, token_ids)
 
+    def poison_pages(self, pages: Sequence[int]) -> None:
+        self.kv_cache.poison(pages)
+
     def prepare(self, step: Step, residency: Residency) -> ForwardBatch:
         layout = lay_out(step, weights_in(residency), self._block_size)
         return build_forward_batch(layout, self._ops, self._block_size)
@@ -75,10 +78,10 @@ def cache_shape(config: EngineConfig, base: BaseSpec) -> CacheShape:
     return CacheShape(base.num_layers, base.num_kv_heads, config.block_size, base.head_dim, dtype)
 
 
-def weights_in(residency: Residency) -> Callable[[Sequence], Any | None]:
+def weights_in(residency: Residency) -> Callable[[EngineSequence], Any | None]:
     """Sequence -> its adapter as the kernels read it; None for the base."""
 
-    def weights_of(sequence: Sequence) -> Any | None:
+    def weights_of(sequence: EngineSequence) -> Any | None:
         if sequence.adapter is None:
             return None
         return residency.weights(sequence.adapter).for_kernels

@@ -13,8 +13,10 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any, Protocol
 
+from engine.greedy_dual import GreedyDual
 from engine.messages import AdapterRef, EngineError
 from engine.page_pool import PagePool
+from engine.speeds import Speeds
 
 AdapterKey = tuple[str, str]
 """(tenant_id, digest): identity, never a name."""
@@ -58,6 +60,15 @@ class State(Enum):
     READY = auto()  # has pages; `AdapterWeights.is_installed` tells whether they are filled
 
 
+@dataclass(frozen=True, slots=True)
+class IdleAdapter:
+    """An adapter that may be evicted; the lowest `priority` first (`engine/greedy_dual.py`)."""
+
+    ref: AdapterRef
+    num_pages: int
+    priority: float
+
+
 @dataclass(slots=True, eq=False)
 class _Entry:
     ref: AdapterRef
@@ -65,7 +76,7 @@ class _Entry:
     weights: AdapterWeights | None = None
     pages: list[int] = field(default_factory=list)
     num_holders: int = 0
-    last_used: int = 0
+    priority: float = 0.0
 
 
 class Residency:
@@ -78,13 +89,16 @@ class Residency:
         start_load: Callable[[AdapterRef], None],
         *,
         max_loads: int,
+        ageing: GreedyDual,
+        speeds: Speeds,
     ) -> None:
         self._pool = pool
         self._page_bytes = page_bytes
         self._start_load = start_load
         self._max_loads = max_loads
+        self._ageing = ageing
+        self._speeds = speeds
         self._entries: dict[AdapterKey, _Entry] = {}
-        self._clock = 0
 
     def request(self, ref: AdapterRef) -> None:
         """See to it that `ref` is here or on its way. Never blocks."""
@@ -113,19 +127,17 @@ class Residency:
         entry = self._entries.get(adapter_key(ref))
         return entry is not None and entry.state in (State.QUEUED, State.LOADING)
 
-    def make_room(self, needed: int, keep: AdapterRef | None = None) -> bool:
-        """Evict idle adapters but `keep`, longest unused first, until `needed` pages are free.
+    def idle(self) -> list[IdleAdapter]:
+        """The adapters in the pool that nobody uses."""
+        return [IdleAdapter(each.ref, len(each.pages), each.priority) for each in self._idle()]
 
-        Evicts nothing where even that would not be enough.
-        """
-        idle = [entry for entry in self._idle() if keep is None or entry.ref != keep]
-        if self._pool.num_free + sum(len(entry.pages) for entry in idle) < needed:
-            return False
-        for entry in sorted(idle, key=lambda entry: entry.last_used):
-            if self._pool.can_allocate(needed):
-                break
-            self._evict(entry)
-        return True
+    def evict(self, ref: AdapterRef) -> None:
+        """Free the pages of an idle adapter."""
+        entry = self._entries[adapter_key(ref)]
+        assert entry.state is State.READY and entry.num_holders == 0, "evicted in use"
+        self._ageing.left(entry.priority)
+        self._pool.free_cold(self._pool.release(entry.pages, adapter_key(ref)))
+        del self._entries[adapter_key(ref)]
 
     def num_missing_pages(self, ref: AdapterRef) -> int:
         """Pages to be free before `acquire`: none for an adapter that is in the pool."""
@@ -148,8 +160,8 @@ class Residency:
         entry = self._entries[adapter_key(ref)]
         assert entry.num_holders > 0, "release without acquire"
         entry.num_holders -= 1
-        self._clock += 1
-        entry.last_used = self._clock
+        cost_s = len(entry.pages) * self._page_bytes / self._speeds.load_bytes_per_s
+        entry.priority = self._ageing.priority(cost_s, len(entry.pages))
 
     def forget_unwanted(self, wanted: Collection[AdapterKey]) -> None:
         """Drop what was queued or loaded for requests that are gone and never got pages."""
@@ -205,11 +217,6 @@ class Residency:
             for entry in self._entries.values()
             if entry.state is State.READY and entry.num_holders == 0 and _is_installed(entry)
         ]
-
-    def _evict(self, entry: _Entry) -> None:
-        key = adapter_key(entry.ref)
-        self._pool.free_cold(self._pool.release(entry.pages, key))
-        del self._entries[key]
 
     def _num_pages(self, entry: _Entry) -> int:
         return entry.weights.num_pages(self._page_bytes) if entry.weights is not None else 0

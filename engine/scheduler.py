@@ -22,6 +22,7 @@ from engine.config import EngineConfig
 from engine.holdings import Holdings
 from engine.messages import EngineError, FinishReason
 from engine.page_pool import PagePool
+from engine.prefix_cache import PrefixCache
 from engine.residency import AdapterKey, LoadResult, Residency, adapter_key
 from engine.sequence import Sequence
 
@@ -33,12 +34,18 @@ class Scheduler:
     """Waiting and running sequences of one engine."""
 
     def __init__(
-        self, config: EngineConfig, max_model_len: int, pool: PagePool, residency: Residency
+        self,
+        config: EngineConfig,
+        pool: PagePool,
+        residency: Residency,
+        cache: PrefixCache,
+        holdings: Holdings,
     ) -> None:
         self._config = config
         self._pool = pool
         self._residency = residency
-        self._holdings = Holdings(pool, residency, config.block_size, max_model_len)
+        self._cache = cache
+        self._holdings = holdings
         self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []
         self._leaving: list[Sequence] = []
@@ -52,6 +59,11 @@ class Scheduler:
     @property
     def num_running(self) -> int:
         return len(self._running)
+
+    @property
+    def num_available_pages(self) -> int:
+        """Free now, or as soon as they are wanted."""
+        return self._holdings.room.num_available_pages
 
     @property
     def num_loading(self) -> int:
@@ -107,13 +119,22 @@ class Scheduler:
         for sequence, num_tokens in step.items():
             sequence.num_computed_tokens += num_tokens
             sequence.num_in_flight += 1
+            sequence.num_tokens_in_flight += num_tokens
         for row, sequence in enumerate(sampling):
             sequence.append_placeholder(row)
 
-    def land(self, step: Step) -> None:
-        """A launched step is over, well or not: what only it used is free."""
-        for sequence in step:
+    def land(self, step: Step, *, is_well: bool = True) -> None:
+        """A launched step is over, well or not: what only it used is free.
+
+        The blocks that it filled can be shared from now on, where all is well.
+        """
+        for sequence, num_tokens in step.items():
             sequence.num_in_flight -= 1
+            sequence.num_tokens_in_flight -= num_tokens
+            if is_well:
+                self._holdings.publish(sequence)
+            else:
+                self._holdings.distrust(sequence)
             if sequence in self._leaving and sequence.num_in_flight == 0:
                 self._leaving.remove(sequence)
                 self._holdings.release(sequence)
@@ -139,7 +160,8 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Assert that pages, sequences and adapters agree on who owns what."""
-        self._pool.check_integrity(self._owners())
+        self._pool.check_integrity(self._owners(), self._cache.cold_pages())
+        self._cache.check_integrity(each.owner for each in (*self._running, *self._leaving))
         for sequence in self._running:
             self._holdings.check_integrity(sequence)
         for sequence in self._waiting:
@@ -182,18 +204,17 @@ class Scheduler:
             if budget == 0 or len(self._running) >= self._config.max_num_seqs:
                 return
             self._request_adapter(sequence)
-            if self._is_loading(sequence):
+            if self._is_loading(sequence) or self._holdings.awaits_prefix(sequence):
                 continue
-            num_tokens = min(sequence.num_uncomputed_tokens, budget)
             # NOTE: no younger sequence overtakes one that waits for pages, so none starves.
-            if not self._holdings.acquire(sequence, num_tokens):
+            if not self._holdings.acquire(sequence, budget):
                 return
             self._waiting.remove(sequence)
             self._running.append(sequence)
             self._running.sort(key=lambda each: each.arrival)
             if self._can_compute(sequence):
-                step[sequence] = num_tokens
-                budget -= num_tokens
+                step[sequence] = min(sequence.num_uncomputed_tokens, budget)
+                budget -= step[sequence]
 
     def _request_adapter(self, sequence: Sequence) -> None:
         """It may have been evicted while its request waited."""
@@ -229,6 +250,8 @@ class Scheduler:
         if sequence in self._waiting:
             self._waiting.remove(sequence)
             return
+        if reason is FinishReason.ERROR:
+            self._holdings.distrust(sequence)
         self._running.remove(sequence)
         if sequence.num_in_flight > 0:
             self._leaving.append(sequence)

@@ -9,21 +9,34 @@ last in `token_ids`; none is left when no step is in flight.
 
 from __future__ import annotations
 
+from engine.block_keys import BlockKeys
 from engine.messages import AdapterRef, EngineRequest, FinishReason
 
 
 class Sequence:
     """State of one request between `EngineCore.add` and its last token."""
 
-    def __init__(self, request: EngineRequest, arrival: int) -> None:
+    def __init__(
+        self, request: EngineRequest, arrival: int, block_keys: BlockKeys | None = None
+    ) -> None:
+        """block_keys: of the request's own tokens; None where no prefix is cached."""
         self.request = request
         self.arrival = arrival
+        self.block_keys = block_keys
         self.token_ids = [*request.prompt_token_ids, *request.delivered_token_ids]
         self.num_prompt_tokens = len(request.prompt_token_ids)
         self.num_computed_tokens = 0
         self.num_placeholders = 0
         self.num_in_flight = 0
         """Steps that were launched with tokens of this sequence and are not collected yet."""
+        self.num_tokens_in_flight = 0
+        """Tokens that those steps compute."""
+        self.num_known_blocks = 0
+        """First blocks of the table that the prefix cache has been told of, or gave."""
+        self.awaited_key: bytes | None = None
+        """The block that it waits for while a running sequence fills it."""
+        self.num_cached_tokens: int | None = None
+        """Tokens of the prompt that the prefix cache had when this was first admitted."""
         self.block_table: list[int] = []
         self.finish_reason: FinishReason | None = None
 
@@ -52,6 +65,11 @@ class Sequence:
     @property
     def num_known_tokens(self) -> int:
         return len(self.token_ids) - self.num_placeholders
+
+    @property
+    def num_landed_tokens(self) -> int:
+        """Computed, by steps that are over."""
+        return self.num_computed_tokens - self.num_tokens_in_flight
 
     @property
     def num_generated_tokens(self) -> int:

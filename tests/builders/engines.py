@@ -1,7 +1,7 @@
 """A whole engine in process: real model, pool, loader and store; no queue between.
 
-After every step the books are checked, and the KV storage starts out as NaN, so that whatever
-reads a page it should not read is seen.
+After every step the books are checked; the KV storage starts out as NaN, and what becomes free is
+NaN again, so that whatever reads a page it should not read is seen.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -51,6 +52,7 @@ class EngineHarness:
         config: EngineConfig,
         runner: type[RecordingRunner] = RecordingRunner,
     ) -> None:
+        config = replace(config, debug_poison_pages=True)
         self.base = BaseSpec.from_folder(base_folder)
         self.store = LocalAdapterStore(store_folder)
         self.runner = runner(config, self.base, base_folder)

@@ -57,9 +57,21 @@ class _Rows:
     adapter_pages: list[int]
     samples: bool
 
+    block_size: int
+
     @property
     def pages(self) -> set[int]:
         return {*self.block_table, *self.adapter_pages}
+
+    @property
+    def written(self) -> set[int]:
+        end = self.begin + len(self.input_ids)
+        blocks = range(self.begin // self.block_size, -(-end // self.block_size))
+        return {self.block_table[index] for index in blocks}
+
+    def clashes_with(self, other: _Rows) -> bool:
+        """Whether one of the two writes what the other one has. Both may read a page."""
+        return bool(self.written & other.pages or other.written & self.pages)
 
 
 @dataclass(eq=False)
@@ -125,6 +137,11 @@ class SimulatedDevice:
         self.log.append(("launch", number))
         return launched
 
+    def poison_pages(self, pages: Sequence[int]) -> None:
+        """They are in no step that waits, so that this may happen at once."""
+        for page in pages:
+            self._memory.pop(page, None)
+
     def run_until(self, step: _Launched) -> None:
         while step in self._queue:
             self._run(self._queue.popleft())
@@ -154,6 +171,7 @@ class SimulatedDevice:
             list(sequence.block_table),
             adapter_pages,
             samples=end == sequence.num_tokens,
+            block_size=self._config.block_size,
         )
 
     def _check(self, launched: _Launched) -> None:
@@ -167,8 +185,8 @@ class SimulatedDevice:
             for step in self._queue:
                 for others in step.rows:
                     if others.sequence is not rows.sequence:
-                        shared = set(rows.block_table) & others.pages
-                        demand(not shared, "these pages are in use by a step in flight")
+                        in_use = rows.clashes_with(others)
+                        demand(not in_use, "these pages are in use by a step in flight")
 
     def _run(self, launched: _Launched) -> None:
         for rows in launched.rows:

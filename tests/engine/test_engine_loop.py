@@ -8,13 +8,15 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import redis
 
 from engine.adapter_loader import AdapterLoader
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.loop import EngineLoop
-from engine.messages import AdapterRef, EngineRequest, FinishReason
+from engine.messages import AdapterRef, EngineRequest, FinishReason, UsageAuthor, UsageRecord
 from engine.model_runner import ModelRunner
+from engine.transport import codec, keys
 from engine.transport.client import QueueClient
 from engine.transport.server import EngineTransport
 from lora.base_spec import BaseSpec
@@ -52,8 +54,8 @@ class RunningEngine:
 
     @property
     def is_empty(self) -> bool:
-        pool, idle = self.core.pool, self.core.residency.num_idle_pages
-        return not self.core.has_work and pool.num_free + idle == pool.num_pages
+        num_available = self.core.scheduler.num_available_pages
+        return not self.core.has_work and num_available == self.core.pool.num_pages
 
 
 @pytest.fixture
@@ -107,6 +109,34 @@ async def test_a_client_that_goes_away_frees_its_pages(
         stream.close()
         await until(lambda: engine.is_empty)
         assert len(await collect(client, make_request(max_tokens=3))) == 3
+
+
+def said_of(redis_url: str, request_id: str) -> list[UsageRecord]:
+    """What is on the usage stream of one request."""
+    with redis.Redis.from_url(redis_url, protocol=2) as server:
+        entries = server.xrange(keys.USAGE)
+    records = [codec.decode_usage(fields[b"record"]) for _, fields in entries]
+    return [record for record in records if record.request_id == request_id]
+
+
+async def test_what_a_request_used_is_said_once_and_is_what_came(
+    client: QueueClient, redis_url: str, tmp_path: Path
+) -> None:
+    whole, left = make_request(max_tokens=5), make_request(max_tokens=400)
+    with RunningEngine(tmp_path, redis_url) as engine:
+        num_came = len(await collect(client, whole))
+        stream = await client.submit(left)
+        async for _ in stream:
+            break
+        stream.close()
+        await until(lambda: engine.is_empty)
+        await until(lambda: len(said_of(redis_url, left.request_id)) == 2)
+    [end] = said_of(redis_url, whole.request_id)
+    assert (end.num_generated_tokens, end.finish_reason) == (num_came, "length")
+    by_author = {record.author: record for record in said_of(redis_url, left.request_id)}
+    by_engine, by_api = by_author[UsageAuthor.ENGINE], by_author[UsageAuthor.API]
+    assert by_engine.finish_reason == by_api.finish_reason == "abort"
+    assert 1 <= by_api.num_generated_tokens <= by_engine.num_generated_tokens < 400
 
 
 async def test_a_missing_adapter_is_answered_and_others_go_on(

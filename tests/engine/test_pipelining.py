@@ -13,8 +13,6 @@ from hypothesis import strategies as st
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.messages import EngineRequest, FinishReason, TokenOutput
-from engine.page_pool import PagePool
-from engine.residency import Residency
 from engine.sequence import Sequence as EngineSequence
 from tests.builders.adapters import TINY_BASE
 from tests.builders.engines import make_request, tokens_of
@@ -86,8 +84,7 @@ class Simulation:
         return [output for batch in batches.values() for output in batch.outputs]
 
     def check_all_is_free(self) -> None:
-        pool, residency = self.core.pool, self.core.residency
-        assert pool.num_free + residency.num_idle_pages == pool.num_pages
+        assert self.core.scheduler.num_available_pages == self.core.pool.num_pages
 
 
 def all_of(*requests: EngineRequest) -> list[Client]:
@@ -288,7 +285,7 @@ def test_a_request_whose_adapter_is_being_copied_to_the_device_holds_nobody_up(
 
 def test_the_simulated_device_sees_a_page_that_was_given_away_too_early() -> None:
     device = SimulatedDevice(EngineConfig(block_size=BLOCK_SIZE), max_in_flight=2)
-    residency = Residency(PagePool(4), PAGE_BYTES, lambda ref: None, max_loads=1)
+    residency = EngineCore(device._config, TINY_BASE, device, ScriptedLoader(), "sim").residency
     first, second = (EngineSequence(make_request(name, [1, 2]), 0) for name in ("a", "b"))
     first.block_table, second.block_table = [3], [3]
     device.execute({first: 2}, residency)

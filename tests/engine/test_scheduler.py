@@ -121,7 +121,7 @@ def test_every_request_ends_once_with_all_its_tokens_however_scarce_pages_are(
     tokens = tokens_of(simulation.run(requests))
     for request, (num_prompt, max_tokens, _) in zip(requests, shapes, strict=True):
         assert tokens[request.request_id] == expected_tokens(num_prompt, max_tokens)
-    assert simulation.core.pool.num_free + simulation.core.residency.num_idle_pages == num_pages
+    assert simulation.core.scheduler.num_available_pages == num_pages
 
 
 def test_prefill_chunks_and_decodes_share_a_step() -> None:
@@ -280,8 +280,7 @@ def test_an_abort_frees_everything_before_the_next_step(num_steps: int) -> None:
     assert not simulation.core.abort("never heard of", epoch=1)
     simulation.core.check_integrity()
     assert not simulation.core.has_work
-    pool, residency = simulation.core.pool, simulation.core.residency
-    assert pool.num_free + residency.num_idle_pages == pool.num_pages
+    assert simulation.core.scheduler.num_available_pages == simulation.core.pool.num_pages
 
 
 def test_a_resumed_request_continues_after_what_its_client_has() -> None:
