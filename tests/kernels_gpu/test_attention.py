@@ -59,14 +59,17 @@ def assert_exact(batch: PagedBatch, got: Tensor, window: int = 0, soft_cap: floa
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("block_size", [16, 64])
-def test_split_sequences_at_every_border_are_exact(block_size: int, dtype: torch.dtype) -> None:
+# Parts of several small pages, and of two that the kernel reads whole.
+@pytest.mark.parametrize(("block_size", "cut"), [(16, 64), (64, 128)])
+def test_split_sequences_at_every_border_are_exact(
+    block_size: int, cut: int, dtype: torch.dtype
+) -> None:
     contexts = [1, 15, 16, 17, 63, 64, 65, 127, 128, 129, 200]
     batch = paged_batch(
         [(1, context - 1) for context in contexts], block_size=block_size, dtype=dtype
     )
-    work = plan_by(batch, cut_every(64, 2))
-    assert len(work.merges) == sum(context > 64 for context in contexts)
+    work = plan_by(batch, cut_every(cut, 2))
+    assert len(work.merges) == sum(context > cut for context in contexts)
     assert_exact(batch, attend(batch, work))
 
 
@@ -86,6 +89,8 @@ def test_a_chunk_is_split_and_merged_row_by_row() -> None:
 
 def test_more_parts_than_the_merge_reads_at_once_are_exact() -> None:
     batch = paged_batch([(1, 64 * 37)], num_kv_heads=1, group=2)
+    # The last parts weigh most, so that the merge has to rescale what it has.
+    batch.key_cache[:, list(batch.spans[0].block_table[-8:])] *= 4
     work = plan_by(batch, cut_every(64, 1))
     assert work.merges[0, 3] > ATTENTION_MERGE.blocks["BLOCK_PARTS"]
     assert_exact(batch, attend(batch, work))
