@@ -79,7 +79,8 @@ class Acceptance:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        self._refuse(list(self._arrivals), "closing")
+        if self._arrivals:
+            self._refuse(list(self._arrivals), "closing")
         self._connection.terminate()
 
     async def accept(self, requests: Sequence[NewRequest]) -> None:

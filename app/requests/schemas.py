@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import datetime
 from typing import Literal
 
 from pydantic import BaseModel
@@ -21,12 +20,21 @@ class RequestEventView(BaseModel):
     engine_id: str | None
     epoch: int
     adapter_digest: str | None
-    recorded_at: datetime
+    recorded_at: int
 
     @staticmethod
     def of(row: RequestEvent) -> RequestEventView:
         return RequestEventView(
-            **{name: getattr(row, name) for name in RequestEventView.model_fields}
+            event=row.event,
+            finish_reason=row.finish_reason,
+            num_prompt_tokens=row.num_prompt_tokens,
+            num_cached_tokens=row.num_cached_tokens,
+            num_generated_tokens=row.num_generated_tokens,
+            queue_ms=row.queue_ms,
+            engine_id=row.engine_id,
+            epoch=row.epoch,
+            adapter_digest=row.adapter_digest,
+            recorded_at=int(row.recorded_at.timestamp()),
         )
 
 
@@ -41,7 +49,7 @@ class RequestView(BaseModel):
     adapter_digest: str | None
     num_prompt_tokens: int
     max_tokens: int
-    accepted_at: datetime
+    accepted_at: int
     state: str
     events: list[RequestEventView]
 
@@ -57,7 +65,7 @@ class RequestView(BaseModel):
             adapter_digest=row.adapter_digest,
             num_prompt_tokens=row.num_prompt_tokens,
             max_tokens=row.max_tokens,
-            accepted_at=row.accepted_at,
+            accepted_at=int(row.accepted_at.timestamp()),
             state=row.state,
             events=[RequestEventView.of(event) for event in events],
         )

@@ -96,7 +96,6 @@ async def test_with_postgres_gone_a_request_is_refused_in_time_and_served_when_i
     impatient: Acceptance, relay: Relay, rows: Rows
 ) -> None:
     relay.cut()
-    await asyncio.sleep(0)
     await refused_within(impatient, DEADLINE_S)
     await refused_within(impatient, DEADLINE_S)
     relay.restore()
