@@ -23,7 +23,6 @@ from kernels.adapter_table import AdapterUse, PageFormat
 from kernels.gpu.launch import AotVariant, ceil_div, pointer_type, round_up
 from kernels.gpu.lora_kernels import expand_kernel, shrink_kernel
 from kernels.gpu.lora_plan import (
-    LARGE_TILE,
     MAX_SPLITS,
     SMALL_TILE,
     LoraArrays,
@@ -181,10 +180,10 @@ def aot_variants() -> list[AotVariant]:
     """Decode and prompt tiles in bfloat16 and float32, expand at few and at many splits."""
     variants = []
     for dtype in (torch.bfloat16, torch.float32):
-        for tile_rows in (SMALL_TILE, LARGE_TILE):
+        for tile_rows, max_splits in MAX_SPLITS.items():
             variants.append(_shrink_variant(dtype, tile_rows))
-            variants += [_expand_variant(dtype, tile_rows, splits) for splits in (1, 8)]
-    variants.append(_expand_variant(torch.bfloat16, SMALL_TILE, MAX_SPLITS))
+            variants += [_expand_variant(dtype, tile_rows, splits) for splits in (1, max_splits)]
+    variants.append(_expand_variant(torch.bfloat16, SMALL_TILE, 8))
     return variants
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +21,8 @@ from kernels.gpu.launch import ceil_div, next_power_of_2, round_up
 SMALL_TILE = 16
 LARGE_TILE = 64
 MIN_RANK = 16
-MAX_SPLITS = 16
+# By rows of a tile. Expand sums all splits of a tile at once: more of a large one would spill.
+MAX_SPLITS = MappingProxyType({SMALL_TILE: 16, LARGE_TILE: 4})
 MIN_SPLIT_COLUMNS = 256
 # Enough programs that every multiprocessor of a large GPU has several to switch between.
 WANTED_PROGRAMS = 1024
@@ -62,11 +64,10 @@ class LoraShape:
 
     def num_splits(self, num_in: int, rank_blocks: int) -> int:
         """How many programs share the columns of an input in shrink: a power of two."""
-        most = min(MAX_SPLITS, next_power_of_2(ceil_div(num_in, MIN_SPLIT_COLUMNS)))
-        if self.fixed:
-            return min(MAX_SPLITS, next_power_of_2(ceil_div(num_in, FIXED_SPLIT_COLUMNS)))
+        columns = FIXED_SPLIT_COLUMNS if self.fixed else MIN_SPLIT_COLUMNS
+        most = min(MAX_SPLITS[self.tile_rows], next_power_of_2(ceil_div(num_in, columns)))
         wanted = ceil_div(WANTED_PROGRAMS, max(1, self.num_tiles * rank_blocks))
-        return min(most, next_power_of_2(wanted))
+        return most if self.fixed else min(most, next_power_of_2(wanted))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -105,6 +106,7 @@ def plan_tiles(
     `tables`, `uses`: one an adapter. `tile_rows`: None to choose by the segments' lengths, which
     a CUDA graph and the invariant form (`fixed`) must not.
     """
+    assert tile_rows in (None, *MAX_SPLITS)
     if tile_rows is None:
         tile_rows = SMALL_TILE if fixed else _choose_tile_rows(segments)
     tiles = [

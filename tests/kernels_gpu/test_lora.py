@@ -26,11 +26,11 @@ RANKS = [(1, 1, 1), (8, 0, 16), (3, 10, 3), (16, 16, 16), (0, 0, 5), (64, 100, 1
 LEAVES_ALONE = len(RANKS)
 """Index of an adapter that has weights at `OTHER` and none at `SITE`."""
 POPULARITY: dict[str, Owners] = {
-    "distinct": [(index, 1) for index in range(len(RANKS))],
+    "distinct": [(index, 1) for index in range(6)],
     "uniform": [(index, 3) for index in range(4)],
     "zipf": [(0, 8), (1, 4), (2, 2), (3, 1), (4, 1)],
     "identical": [(2, 20)],
-    "skewed": [(0, 35), (5, 1), (6, 1)],
+    "skewed": [(0, 19), (6, 1)],
     "base_between": [(None, 1), (0, 1), (None, 2), (3, 2), (None, 1)],
     "leaves_alone": [(1, 2), (LEAVES_ALONE, 3), (2, 1)],
     "empty_segment": [(1, 2), (3, 0), (2, 1)],
