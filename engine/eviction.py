@@ -36,23 +36,27 @@ class Room:
         missing = needed - self._pool.num_free
         if missing <= 0:
             return True
-        cold = sum(self._allowances(tenant_id, force=force).values())
-        idle = sum(each.num_pages for each in self._residency.idle() if each.ref != keep)
-        return missing <= cold + idle
+        missing -= sum(each.num_pages for each in self._residency.idle() if each.ref != keep)
+        if force:
+            return missing <= self._pool.num_cold
+        return missing <= sum(self._allowances(tenant_id).values())
 
     def make(
         self, needed: int, tenant_id: str, *, keep: AdapterRef | None = None, force: bool = False
     ) -> bool:
         """Evict for `tenant_id` until `needed` pages are free; False where that cannot be.
 
-        keep: an idle adapter that is about to be used. force: take what is protected, too; for
-        who is alone, and would otherwise never run.
+        keep: an idle adapter that is about to be used. force: take what is protected where nothing
+        else is enough; for who is alone, and would otherwise never run.
         """
         if needed <= self._pool.num_free:
             return True
-        if not self.can_make(needed, tenant_id, keep=keep, force=force):
+        if self.can_make(needed, tenant_id, keep=keep):
+            allowances = self._allowances(tenant_id)
+        elif force and self.can_make(needed, tenant_id, keep=keep, force=True):
+            allowances = {each: self._cache.num_cold(each) for each in self._cache.cold_tenants()}
+        else:
             return False
-        allowances = self._allowances(tenant_id, force=force)
         candidates: list[tuple[float, int, CacheTenant | AdapterRef]] = [
             (self._cache.next_priority(tenant), order, tenant)
             for order, (tenant, num_pages) in enumerate(allowances.items())
@@ -75,12 +79,12 @@ class Room:
                 heappush(candidates, (self._cache.next_priority(candidate), order, candidate))
         return True
 
-    def _allowances(self, tenant_id: str, *, force: bool) -> dict[CacheTenant, int]:
+    def _allowances(self, tenant_id: str) -> dict[CacheTenant, int]:
         """How many of each tenant's cold blocks may go: one's own, and what is over the quota."""
         cache, quota = self._cache, self._cache.quota
         return {
             tenant: cache.num_cold(tenant)
-            if force or tenant == tenant_id
+            if tenant == tenant_id
             else max(0, cache.num_cold(tenant) - quota)
             for tenant in cache.cold_tenants()
         }
