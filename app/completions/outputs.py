@@ -83,8 +83,10 @@ async def running(
     """Admit, accept and submit every sequence; their outputs, until the block ends.
 
     Raises RateLimitedError where a limit of the tenant is reached, UnavailableError without queue
-    or registry.
+    or registry, or where the ledger is far behind.
     """
+    if context.queue.usage_backlog > context.settings.max_usage_backlog:
+        raise UnavailableError(internal="ledger: no worker takes in what was used")
     async with AsyncExitStack() as stack:
         for request in requests:
             # Released even where acquiring was cut short: the lease may have been written.

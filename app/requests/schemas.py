@@ -7,6 +7,7 @@ from typing import Literal
 
 from pydantic import BaseModel
 
+from app.bodies import Timestamp
 from app.tables import AcceptedRequest, RequestEvent
 
 
@@ -20,7 +21,7 @@ class RequestEventView(BaseModel):
     engine_id: str | None
     epoch: int
     adapter_digest: str | None
-    recorded_at: int
+    recorded_at: Timestamp
 
     @staticmethod
     def of(row: RequestEvent) -> RequestEventView:
@@ -34,7 +35,7 @@ class RequestEventView(BaseModel):
             engine_id=row.engine_id,
             epoch=row.epoch,
             adapter_digest=row.adapter_digest,
-            recorded_at=int(row.recorded_at.timestamp()),
+            recorded_at=row.recorded_at,
         )
 
 
@@ -49,7 +50,7 @@ class RequestView(BaseModel):
     adapter_digest: str | None
     num_prompt_tokens: int
     max_tokens: int
-    accepted_at: int
+    accepted_at: Timestamp
     state: str
     events: list[RequestEventView]
 
@@ -65,7 +66,7 @@ class RequestView(BaseModel):
             adapter_digest=row.adapter_digest,
             num_prompt_tokens=row.num_prompt_tokens,
             max_tokens=row.max_tokens,
-            accepted_at=int(row.accepted_at.timestamp()),
+            accepted_at=row.accepted_at,
             state=row.state,
             events=[RequestEventView.of(event) for event in events],
         )

@@ -115,6 +115,11 @@ class QueueClient:
         return self._watch.is_connected
 
     @property
+    def usage_backlog(self) -> int:
+        """How many records waited for a worker, a moment ago. No request ends without one."""
+        return self._heartbeat.usage_backlog
+
+    @property
     def num_in_flight(self) -> int:
         return len(self._streams)
 

@@ -23,12 +23,16 @@ API_TTL_S = 1.0
 
 
 class ApiHeartbeat:
-    """Says every quarter of a second, from a thread of its own, that this API process lives."""
+    """Says every quarter of a second, from a thread of its own, that this API process lives.
+
+    And hears, each time, how much waits to be written into the ledger.
+    """
 
     def __init__(self, redis_url: str, api_id: str) -> None:
         self._key = keys.api(api_id)
         self._redis = open_redis(redis_url, max_connections=1)
         self._must_stop = threading.Event()
+        self.usage_backlog = 0
         self._thread = threading.Thread(target=self._run, name="api-heartbeat", daemon=True)
 
     def start(self) -> None:
@@ -47,6 +51,7 @@ class ApiHeartbeat:
             try:
                 with translated_errors():
                     self._redis.set(self._key, 1, px=int(API_TTL_S * 1000))
+                    self.usage_backlog = self._redis.xlen(keys.USAGE)
                 is_failing = False
             except QueueUnavailableError as error:
                 if not is_failing:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import secrets
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
@@ -31,7 +30,7 @@ from engine.messages import (
 from engine.transport import codec, keys
 from engine.transport.connection import SOCKET_TIMEOUT_S, open_redis, translated_errors
 from engine.transport.errors import MessageDecodeError, QueueUnavailableError
-from engine.transport.liveness import ApiWatch
+from engine.transport.orphans import Orphans
 from engine.transport.scripts import read_script
 from engine.transport.usage import UsageMeter
 
@@ -48,8 +47,6 @@ MAX_CONTROL_WAIT_S = SOCKET_TIMEOUT_S / 2
 SERVER_TICK_S = 0.1  # Redis and Valkey, at their default hz of 10
 GENERATED_TOKEN_COST = 2  # of a prompt token, as in VTC (Sheng et al., 2024)
 PUBLISH_RETRY_S = (0.01, 0.05, 0.25, 1.0)
-API_DEAD_AFTER_S = 0.5  # after its heartbeat expired; its work is aborted within 2 s in all
-API_STEADY_S = 2.0
 UNKNOWN_CAPACITY = 1 << 40
 
 
@@ -82,9 +79,7 @@ class EngineTransport:
         self._ask = 0
         self._uncharged: Counter[str] = Counter()
         self._meter = UsageMeter(engine_id)
-        self._api_watch = ApiWatch(
-            dead_after_s=API_DEAD_AFTER_S, steady_s=API_STEADY_S, clock=time.monotonic
-        )
+        self._orphans = Orphans(self._redis, self._meter)
         self._is_closed = threading.Event()
 
     def lease(
@@ -168,21 +163,7 @@ class EngineTransport:
 
         Call it as often as `heartbeat`, from the same thread.
         """
-        by_api = self._meter.requests_by_api()
-        api_ids = list(by_api)
-        try:
-            with translated_errors():
-                self._redis.set(keys.GENERATION, secrets.token_hex(8), nx=True)
-                found = self._redis.mget(keys.GENERATION, *map(keys.api, api_ids))
-        except QueueUnavailableError:
-            self._api_watch.forget()
-            raise
-        generation, *beats = cast("list[bytes | None]", found)
-        present = {api_id: beat is not None for api_id, beat in zip(api_ids, beats, strict=True)}
-        dead = self._api_watch.look(generation, present)
-        for api_id in dead:
-            log.warning("api_process_lost", api_id=api_id, num_requests=len(by_api[api_id]))
-        return [abort for api_id in dead for abort in by_api[api_id]]
+        return self._orphans.find()
 
     def _publish(
         self,

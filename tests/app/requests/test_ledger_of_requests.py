@@ -12,8 +12,10 @@ import pytest
 from fastapi import FastAPI
 from redis.asyncio import Redis
 
-from app.context import AppContext
+from app.api import create_app
+from app.context import AppContext, open_context
 from app.requests.consumer import UsageConsumer
+from app.settings import Settings
 from engine.messages import EngineError, EngineRequest
 from engine.transport import keys
 from tests.app.requests.conftest import Rows
@@ -204,3 +206,30 @@ async def test_an_operator_sees_what_became_of_a_request_and_tenants_do_not(
     assert "abcdefgh" not in json.dumps(shown)
     assert (await operator.call("GET", "/requests/nobody-0")).status_code == 404
     assert (await client.get(f"/admin/v1/requests/{request_id}")).status_code == 404
+
+
+async def test_while_the_ledger_is_far_behind_nothing_new_is_accepted(
+    settings: Settings,
+    acme: Tenant,
+    engine: StubEngine,
+    rows: Rows,
+    queue: Redis,
+    consumer: UsageConsumer,
+) -> None:
+    strict = settings.model_copy(update={"max_usage_backlog": 1})
+    async with (
+        open_context(strict) as context,
+        serving(create_app(context)) as url,
+        httpx.AsyncClient(base_url=url, headers=acme.headers) as client,
+    ):
+        for _ in range(2):
+            assert (await client.post(PATH, json=body(2))).status_code == 200
+        await until(lambda: context.queue.usage_backlog == 2)
+        refused = await client.post(PATH, json=body(2))
+        assert refused.status_code == 503
+        assert refused.json()["error"]["code"] == "dependency_unavailable"
+        assert len(await rows.requests()) == 2
+
+        await ended(rows, consumer, 2)
+        await until(lambda: context.queue.usage_backlog == 0)
+        assert (await client.post(PATH, json=body(2))).status_code == 200
