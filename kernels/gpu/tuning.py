@@ -84,7 +84,7 @@ LORA_SHRINK: Mapping[tuple[int, int], LaunchConfig] = MappingProxyType(
 LORA_EXPAND: Mapping[tuple[int, int], LaunchConfig] = MappingProxyType(
     {
         (16, 2): LaunchConfig({"BLOCK_R": 16, "BLOCK_N": 128}, num_warps=4, num_stages=2),
-        (64, 2): LaunchConfig({"BLOCK_R": 16, "BLOCK_N": 128}, num_warps=8, num_stages=2),
+        (64, 2): LaunchConfig({"BLOCK_R": 16, "BLOCK_N": 64}, num_warps=4, num_stages=2),
         (16, 4): LaunchConfig({"BLOCK_R": 16, "BLOCK_N": 128}, num_warps=4, num_stages=2),
         (64, 4): LaunchConfig({"BLOCK_R": 16, "BLOCK_N": 64}, num_warps=4, num_stages=2),
     }
