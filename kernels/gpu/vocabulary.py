@@ -125,5 +125,6 @@ def find_threshold(
         )
         reached = amount >= wanted
         low = tl.where(reached, above.to(tl.int64), low)
-        high = tl.where(reached, high, below.to(tl.int64))
+        # At least by one, so that the search ends whatever the logits are.
+        high = tl.where(reached, high, tl.minimum(below.to(tl.int64), middle - 1))
     return low.to(tl.int32)
