@@ -17,6 +17,7 @@ CPU_POOL_BYTES = 1 << 30
 Dtype = Literal["float32", "bfloat16"]
 DeviceName = Literal["cpu", "cuda"]
 DeviceOption = Literal["auto", "cpu", "cuda"]
+Preemption = Literal["auto", "swap", "recompute"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,11 @@ class EngineConfig:
     """Of the pool: where tenants' cold prefixes are safe from each other, in equal shares."""
     shared_prefixes: tuple[tuple[int, ...], ...] = ()
     """Token ids of prompts' beginnings whose blocks all tenants share, on the base alone."""
+    preemption: Preemption = "auto"
+    """What becomes of a running sequence's pages when others need them: moved to the host, computed
+    again later, or whichever costs less. Where the host has no room they are computed again."""
+    host_bytes: int = 1 << 30
+    """The host's memory for what left the pool: preempted sequences' pages, and adapters."""
     prefill_tokens_per_s: float = 1e3
     """This and the next two are guesses, until the engine has measured them."""
     load_bytes_per_s: float = 5e8
