@@ -37,7 +37,8 @@ class DeferringRunner(RecordingRunner):
         self.num_starts += sum(sequence.num_computed_tokens == 0 for sequence in step)
         handle = super().execute(step, residency)
         token_ids = handle.result()
-        self._sampled = torch.tensor([token_ids[sequence] for sequence in handle.sampling])
+        sampled = [token_ids[sequence] for sequence in handle.sampling]
+        self._sampled = torch.tensor(sampled, dtype=torch.int64)
         return handle
 
     def prepare(self, step: Step, residency: Residency) -> ForwardBatch:
