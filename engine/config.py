@@ -42,6 +42,8 @@ class EngineConfig:
     """Waiting requests beyond `max_num_seqs` that are leased so that their adapters can load."""
     max_loads: int = 8
     """Adapters that are being read, or were and have no pages yet."""
+    max_age_s: float = 0.5
+    """From then on a sequence that waits for room is not passed over any more."""
     prefix_caching: bool = True
     prefix_protected_share: float = 0.25
     """Of the pool: where tenants' cold prefixes are safe from each other, in equal shares."""

@@ -23,6 +23,7 @@ import structlog
 
 from engine.block_keys import BlockHasher, BlockKeys
 from engine.config import EngineConfig
+from engine.fair_order import FairOrder
 from engine.greedy_dual import GreedyDual
 from engine.holdings import Holdings
 from engine.messages import (
@@ -126,7 +127,10 @@ class EngineCore:
             config.block_size,
             base.max_model_len,
         )
-        self.scheduler = Scheduler(config, self.pool, self.residency, self.prefix_cache, holdings)
+        order = FairOrder(config.max_age_s, clock)
+        self.scheduler = Scheduler(
+            config, self.pool, self.residency, self.prefix_cache, holdings, order
+        )
         # NOTE: the secret dies with this process, and the cache with it.
         self._hasher = BlockHasher(
             config.block_size, base.fingerprint, secrets.token_bytes(32), config.shared_prefixes

@@ -8,6 +8,7 @@ it already has, and whatever an engine that lost its lease still says.
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Annotated
 
 import msgspec
 
@@ -62,6 +63,8 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     delivered_token_ids: list[int] = []
     queue_ms: int = 0
     """How long it waited in the queue; set when it is leased."""
+    weight: Annotated[float, msgspec.Meta(gt=0)] = 1.0
+    """Of its tenant: with twice the weight goes twice the service."""
 
 
 class EngineError(msgspec.Struct, frozen=True, kw_only=True):

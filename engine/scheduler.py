@@ -1,8 +1,9 @@
 """Which sequences run in the next step, and how many tokens of each. Holds no tensors.
 
-There is no prefill or decode phase: a step is one map `{sequence: num_tokens}`. Running sequences
-come first, in order of arrival; then waiting ones are admitted. A waiting sequence whose adapter
-is not ready is skipped, never waited for. When pages run out, the newest sequence is preempted and
+There is no prefill or decode phase: a step is one map `{sequence: num_tokens}`. Sequences that
+decode come first; then prompts, of running and of waiting sequences, the least-served tenant's
+first (`engine/fair_order.py`). A waiting sequence whose adapter is not ready is skipped, never
+waited for. When pages run out, the most over-served tenant's newest sequence is preempted and
 recomputed later. Source: iteration-level scheduling (Orca, Yu et al. 2022), chunked prefill
 (Sarathi, Agrawal et al. 2023), preemption by recompute (vLLM, Kwon et al. 2023).
 
@@ -10,15 +11,19 @@ A step may be scheduled while the one before it is in flight: the tokens of that
 placeholders then. What ends by length is known ahead; what ends by a stop token is learnt one step
 late, and the token computed in excess is dropped.
 
-Invariants: the oldest sequence always makes progress, since everything else can be preempted or
-evicted for it; pages and adapters that a step in flight uses stay until it has landed.
+Invariants: the least-served tenant's oldest sequence always makes progress, since everything else
+can be preempted or evicted for it; pages and adapters that a step in flight uses stay until it has
+landed.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 from engine.config import EngineConfig
+from engine.fair_order import FairOrder
 from engine.holdings import Holdings
 from engine.messages import EngineError, FinishReason
 from engine.page_pool import PagePool
@@ -28,6 +33,21 @@ from engine.sequence import Sequence
 
 Step = dict[Sequence, int]
 """How many tokens of each sequence the next forward pass computes."""
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A step in the making, and how many tokens it may still take."""
+
+    step: Step
+    budget: int
+    has_preempted: bool = False
+    is_stuck: bool = False
+    """Only the step in flight, when it has landed, can free the pages that are wanted."""
+
+    @property
+    def is_full(self) -> bool:
+        return self.budget == 0 or self.is_stuck
 
 
 class Scheduler:
@@ -40,14 +60,16 @@ class Scheduler:
         residency: Residency,
         cache: PrefixCache,
         holdings: Holdings,
+        order: FairOrder,
     ) -> None:
         self._config = config
         self._pool = pool
         self._residency = residency
         self._cache = cache
         self._holdings = holdings
-        self._waiting: list[Sequence] = []
-        self._running: list[Sequence] = []
+        self._waiting = order
+        self._running: dict[Sequence, None] = {}
+        """In order of admission."""
         self._leaving: list[Sequence] = []
         """Ended or aborted, with their pages: a step in flight still uses them."""
         self._failed: list[tuple[Sequence, EngineError]] = []
@@ -74,7 +96,7 @@ class Scheduler:
         """Queue a sequence; an error where it could never run here."""
         error = self._holdings.never_fits(sequence)
         if error is None:
-            self._waiting.append(sequence)
+            self._waiting.push(sequence)
             if sequence.adapter is not None:
                 self._residency.request(sequence.adapter)
         return error
@@ -104,12 +126,15 @@ class Scheduler:
 
     def schedule(self) -> Step:
         """The next step; empty where nothing can run before the step in flight has landed."""
-        step: Step = {}
-        budget = self._config.max_num_batched_tokens
-        budget, has_preempted = self._schedule_running(step, budget)
-        if not has_preempted:
-            self._admit_waiting(step, budget)
-        return step
+        draft = _Draft({}, self._config.max_num_batched_tokens)
+        able = list(filter(self._can_compute, self._running))
+        prompts = [sequence for sequence in able if sequence.num_uncomputed_tokens > 1]
+        # No prompt, however long, makes a stream wait.
+        for sequence in able:
+            if sequence.num_uncomputed_tokens == 1:
+                self._compute(draft, sequence)
+        self._compute_prompts(draft, deque(sorted(prompts, key=self._waiting.turn)))
+        return {} if draft.is_stuck else draft.step
 
     def launch(self, step: Step, sampling: Iterable[Sequence]) -> None:
         """Book a step that now runs: what follows it can be scheduled before its tokens are known.
@@ -145,6 +170,7 @@ class Scheduler:
         A token of a sequence that has ended since is dropped.
         """
         live = [sequence for sequence in sampled if not sequence.is_finished]
+        self._waiting.charge_generated(live)
         for sequence in live:
             sequence.resolve(sampled[sequence], self._holdings.max_num_tokens(sequence))
             if sequence.finish_reason is not None:
@@ -170,51 +196,57 @@ class Scheduler:
         for sequence in self._leaving:
             assert sequence.is_finished and sequence.num_in_flight, "it could have left"
 
-    def _schedule_running(self, step: Step, budget: int) -> tuple[int, bool]:
-        """Give running sequences their tokens: (budget left, whether one was preempted).
+    def _compute(self, draft: _Draft, sequence: Sequence) -> None:
+        """Give a running sequence its tokens, and preempt others where its pages are lacking."""
+        if draft.is_full or sequence not in self._running:
+            return  # `not in`: preempted for another one
+        num_tokens = min(sequence.num_uncomputed_tokens, draft.budget)
+        while not self._holdings.extend(sequence, num_tokens):
+            if self._has_step_in_flight:
+                # Landing may free pages; what is in flight cannot be preempted anyway.
+                draft.is_stuck = True
+                return
+            draft.has_preempted = True
+            victim = max(self._running, key=self._waiting.turn)
+            draft.budget += draft.step.pop(victim, 0)
+            self._preempt(victim)
+            if victim is sequence:
+                return
+        draft.step[sequence] = num_tokens
+        draft.budget -= num_tokens
 
-        Sequences that decode come before those with a prompt to compute, so that no prompt,
-        however long, makes a stream wait.
-        """
-        has_preempted = False
-        for sequence in sorted(self._running, key=lambda each: each.num_uncomputed_tokens > 1):
-            if budget == 0:
-                break
-            if sequence not in self._running or not self._can_compute(sequence):
-                continue  # `not in`: preempted for an older one
-            num_tokens = min(sequence.num_uncomputed_tokens, budget)
-            while not self._holdings.extend(sequence, num_tokens):
-                if self._has_step_in_flight:
-                    # Landing may free pages; what is in flight cannot be preempted anyway.
-                    step.clear()
-                    return 0, False
-                has_preempted = True
-                victim = self._running[-1]
-                budget += step.pop(victim, 0)
-                self._preempt(victim)
-                if victim is sequence:
+    def _compute_prompts(self, draft: _Draft, under_way: deque[Sequence]) -> None:
+        """Go on with prompts and admit waiting sequences, whoever's turn it is."""
+        if self._can_admit(draft):
+            for sequence in self._waiting.in_turn(self._is_ready):
+                while under_way and self._waiting.turn(under_way[0]) < self._waiting.turn(sequence):
+                    self._compute(draft, under_way.popleft())
+                if not self._can_admit(draft):
                     break
-            else:
-                step[sequence] = num_tokens
-                budget -= num_tokens
-        return budget, has_preempted
+                self._admit(draft, sequence)
+        for sequence in under_way:
+            self._compute(draft, sequence)
 
-    def _admit_waiting(self, step: Step, budget: int) -> None:
-        for sequence in list(self._waiting):
-            if budget == 0 or len(self._running) >= self._config.max_num_seqs:
-                return
-            self._request_adapter(sequence)
-            if self._is_loading(sequence) or self._holdings.awaits_prefix(sequence):
-                continue
-            # NOTE: no younger sequence overtakes one that waits for pages, so none starves.
-            if not self._holdings.acquire(sequence, budget):
-                return
-            self._waiting.remove(sequence)
-            self._running.append(sequence)
-            self._running.sort(key=lambda each: each.arrival)
-            if self._can_compute(sequence):
-                step[sequence] = min(sequence.num_uncomputed_tokens, budget)
-                budget -= step[sequence]
+    def _can_admit(self, draft: _Draft) -> bool:
+        has_seat = len(self._running) < self._config.max_num_seqs
+        return has_seat and not draft.is_full and not draft.has_preempted
+
+    def _admit(self, draft: _Draft, sequence: Sequence) -> None:
+        """Let a waiting sequence run, if there is room for what it needs first."""
+        adapter = sequence.adapter
+        load = self._residency.num_missing_pages(adapter) if adapter is not None else 0
+        if not self._holdings.acquire(sequence, draft.budget):
+            return
+        self._waiting.admit(sequence, load * self._config.block_size)
+        self._running[sequence] = None
+        if self._can_compute(sequence):
+            draft.step[sequence] = min(sequence.num_uncomputed_tokens, draft.budget)
+            draft.budget -= draft.step[sequence]
+
+    def _is_ready(self, sequence: Sequence) -> bool:
+        """False while its adapter is on its way, or another one fills a block that it needs."""
+        self._request_adapter(sequence)
+        return not self._is_loading(sequence) and not self._holdings.awaits_prefix(sequence)
 
     def _request_adapter(self, sequence: Sequence) -> None:
         """It may have been evicted while its request waited."""
@@ -238,21 +270,20 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence) -> None:
         """Give its pages back and recompute it later; the tokens it has stay."""
-        self._running.remove(sequence)
+        del self._running[sequence]
         self._holdings.release(sequence)
         sequence.num_computed_tokens = 0
-        self._waiting.append(sequence)
-        self._waiting.sort(key=lambda each: each.arrival)
+        self._waiting.push(sequence)
 
     def _end(self, sequence: Sequence, reason: FinishReason) -> None:
         """Take a sequence out; what a step in flight uses of it stays until that has landed."""
         sequence.finish_reason = reason
-        if sequence in self._waiting:
+        if sequence not in self._running:
             self._waiting.remove(sequence)
             return
         if reason is FinishReason.ERROR:
             self._holdings.distrust(sequence)
-        self._running.remove(sequence)
+        del self._running[sequence]
         if sequence.num_in_flight > 0:
             self._leaving.append(sequence)
         else:

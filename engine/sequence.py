@@ -37,6 +37,10 @@ class Sequence:
         """The block that it waits for while a running sequence fills it."""
         self.num_cached_tokens: int | None = None
         """Tokens of the prompt that the prefix cache had when this was first admitted."""
+        self.queued_at: float | None = None
+        """When it first waited, by the engine's clock."""
+        self.is_charged = bool(request.delivered_token_ids)
+        """Its tenant has paid for the prompt, here or where it ran before."""
         self.block_table: list[int] = []
         self.finish_reason: FinishReason | None = None
 

@@ -229,7 +229,7 @@ def test_no_more_adapters_are_read_at_a_time_than_the_limit_and_tenants_take_tur
 
 
 def test_a_waiting_requests_adapter_does_not_take_pages_before_its_tokens_fit_too() -> None:
-    simulation = Simulation(num_pages=16)
+    simulation = Simulation(num_pages=16, max_age_s=0)
     simulation.loader.pages = {"w": 8}
     simulation.core.add(make_request("running", [1] * 40, max_tokens=16))
     simulation.step()
@@ -298,7 +298,7 @@ def test_a_resumed_request_continues_after_what_its_client_has() -> None:
 
 
 def test_the_oldest_request_is_not_overtaken_for_ever_by_small_ones() -> None:
-    simulation = Simulation(num_pages=10, max_num_seqs=4)
+    simulation = Simulation(num_pages=10, max_num_seqs=4, max_age_s=0)
     rng = random.Random(0)
     small = iter(range(10_000))
 

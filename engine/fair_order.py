@@ -1,0 +1,197 @@
+"""Whose turn it is: waiting sequences in the order of a virtual token counter per tenant.
+
+The least-served tenant's oldest sequence is next (VTC: Sheng et al. 2024, "Fairness in Serving
+Large Language Models"). A tenant is charged for its prompts when they are admitted, for what it
+generates, and for the adapters that it brings into the pool, over its weight; what is computed
+again after a preemption is free. Whoever was away, or only waited for adapters on their way, is
+lifted to the *level* and gets no credit for that time.
+
+Nobody is overtaken for ever. The level is the least counter that was served, and each admission
+raises it by its price, shared out among those who wait: so newcomers, however many there are, soon
+start behind whoever waits. A sequence for which there is no room yet is passed over by those that
+fit, while their tenants are at most `SLACK_TOKENS` ahead; once it is `max_age_s` old it bars the
+way.
+
+Holds no tensors; knows nothing of pages. It holds nobody back but by those bars. Invariant: the
+service, over weight, of two tenants who both wait differs over any time by at most
+2 * max(w_p * L_in, w_q * M) (DESIGN, section 5), and the slack.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+from math import inf
+
+from engine.sequence import Sequence
+
+PROMPT_PRICE = 1.0
+GENERATED_PRICE = 2.0
+"""Of a token; the queue's prices too."""
+SLACK_TOKENS = 1024.0
+"""By how much a tenant's counter may be ahead of another's when it passes that one over."""
+MAX_PASSED_OVER = 16
+"""Sequences without room that are looked at in one step."""
+MIN_FORGETTING = 1024
+"""Tenants that are known before those who are away are forgotten."""
+
+
+@dataclass(slots=True)
+class _Tenant:
+    counter: float = 0.0
+    weight: float = 1.0
+    waiting: list[Sequence] = field(default_factory=list)
+    """By arrival."""
+    is_lifted: bool = False
+    """Whether the level has been applied since it last had nothing that could run."""
+
+
+class FairOrder:
+    """The waiting sequences of one engine, and what each tenant has had."""
+
+    def __init__(self, max_age_s: float, clock: Callable[[], float]) -> None:
+        """clock: seconds that only grow."""
+        self._max_age_s = max_age_s
+        self._clock = clock
+        self._tenants: dict[str, _Tenant] = {}
+        self._waiting: dict[str, _Tenant] = {}
+        """Those with a waiting sequence."""
+        self._level = 0.0
+        self._num_waiting = 0
+        self._forgets_at = MIN_FORGETTING
+
+    def __len__(self) -> int:
+        return self._num_waiting
+
+    def __iter__(self) -> Iterator[Sequence]:
+        """All that wait, tenant by tenant."""
+        for tenant in self._waiting.values():
+            yield from tenant.waiting
+
+    def push(self, sequence: Sequence) -> None:
+        """It waits from now on. A preempted one gets back its place among its tenant's."""
+        if sequence.queued_at is None:
+            sequence.queued_at = self._clock()
+        tenant = self._tenant(sequence)
+        tenant.weight = sequence.request.weight
+        insort(tenant.waiting, sequence, key=_arrival)
+        self._waiting[sequence.request.tenant_id] = tenant
+        self._num_waiting += 1
+
+    def remove(self, sequence: Sequence) -> None:
+        """It does not wait any more."""
+        tenant_id = sequence.request.tenant_id
+        tenant = self._waiting[tenant_id]
+        tenant.waiting.remove(sequence)
+        self._num_waiting -= 1
+        if not tenant.waiting:
+            tenant.is_lifted = False
+            del self._waiting[tenant_id]
+            self._forget_absent()
+
+    def admit(self, sequence: Sequence, num_load_tokens: int) -> None:
+        """It runs from now on. Its tenant pays for the prompt, once, and for the adapter's load.
+
+        num_load_tokens: that would have room where the adapter is now; 0 if it was there before.
+        """
+        tenant = self._tenant(sequence)
+        num_tokens = num_load_tokens
+        if not sequence.is_charged:
+            sequence.is_charged = True
+            num_tokens += sequence.num_prompt_tokens
+        price = PROMPT_PRICE * num_tokens / tenant.weight
+        tenant.counter += price
+        self._level += price / len(self._waiting)
+        self.remove(sequence)
+
+    def charge_generated(self, sequences: Iterable[Sequence]) -> None:
+        """Each of them got a token."""
+        for sequence in sequences:
+            tenant = self._tenant(sequence)
+            tenant.counter += GENERATED_PRICE / tenant.weight
+
+    def service(self, tenant_id: str) -> float:
+        """What a tenant has had, in prompt tokens over its weight; to be compared with others'."""
+        tenant = self._tenants.get(tenant_id)
+        return tenant.counter if tenant is not None else self._level
+
+    def turn(self, sequence: Sequence) -> tuple[float, int]:
+        """The lower, the sooner."""
+        return (self.service(sequence.request.tenant_id), sequence.arrival)
+
+    def in_turn(self, is_ready: Callable[[Sequence], bool]) -> Iterator[Sequence]:
+        """The sequences that are ready, in order. One that has not been admitted before the next
+        is asked for is passed over; ends where it bars the way."""
+        limit, num_passed_over = inf, 0
+        heap = [
+            (each.counter if each.is_lifted else -inf, each.waiting[0].arrival, tenant_id, 0)
+            for tenant_id, each in self._waiting.items()
+        ]
+        heapify(heap)
+        while heap:
+            counter, _, tenant_id, begin = heappop(heap)
+            tenant = self._tenants[tenant_id]
+            index = _next_ready(tenant.waiting, begin, is_ready)
+            if index is None:
+                tenant.is_lifted = tenant.is_lifted and begin > 0
+                continue
+            sequence = tenant.waiting[index]
+            if not tenant.is_lifted:
+                self._lift(tenant)
+                heappush(heap, (tenant.counter, sequence.arrival, tenant_id, index))
+                continue
+            if counter > limit:
+                return
+            if num_passed_over == 0:
+                self._level = max(self._level, counter)
+            yield sequence
+            if index < len(tenant.waiting) and tenant.waiting[index] is sequence:
+                index += 1
+                num_passed_over += 1
+                limit = min(limit, counter + SLACK_TOKENS)
+                if num_passed_over == MAX_PASSED_OVER or self._is_old(sequence):
+                    return
+            if index < len(tenant.waiting):
+                arrival = tenant.waiting[index].arrival
+                heappush(heap, (tenant.counter, arrival, tenant_id, index))
+
+    def _lift(self, tenant: _Tenant) -> None:
+        """To the level, but never past all who wait."""
+        highest = max(
+            (each.counter for each in self._waiting.values() if each.is_lifted), default=inf
+        )
+        tenant.counter = max(tenant.counter, min(self._level, highest))
+        tenant.is_lifted = True
+
+    def _is_old(self, sequence: Sequence) -> bool:
+        return sequence.queued_at is None or self._clock() - sequence.queued_at >= self._max_age_s
+
+    def _tenant(self, sequence: Sequence) -> _Tenant:
+        request = sequence.request
+        if (tenant := self._tenants.get(request.tenant_id)) is None:
+            tenant = self._tenants[request.tenant_id] = _Tenant(self._level, request.weight)
+        return tenant
+
+    def _forget_absent(self) -> None:
+        """A counter that the level has passed says nothing any more."""
+        if len(self._tenants) < self._forgets_at:
+            return
+        self._tenants = {
+            tenant_id: each
+            for tenant_id, each in self._tenants.items()
+            if each.waiting or each.counter > self._level
+        }
+        self._forgets_at = MIN_FORGETTING + 2 * len(self._tenants)
+
+
+def _next_ready(
+    waiting: list[Sequence], begin: int, is_ready: Callable[[Sequence], bool]
+) -> int | None:
+    indices = range(begin, len(waiting))
+    return next((index for index in indices if is_ready(waiting[index])), None)
+
+
+def _arrival(sequence: Sequence) -> int:
+    return sequence.arrival
