@@ -13,6 +13,8 @@ from lora.base_spec import BaseSpec
 PAGE_ALIGNMENT_BYTES = 4096
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 CPU_POOL_BYTES = 1 << 30
+GPU_MEMORY_UTILIZATION = 0.95
+PREFIX_PROTECTED_SHARE = 0.25
 
 Dtype = Literal["float32", "bfloat16"]
 DeviceName = Literal["cpu", "cuda"]
@@ -34,7 +36,7 @@ class EngineConfig:
     """Bytes of the page pool. Unset, the next two decide."""
     cpu_pool_bytes: int = CPU_POOL_BYTES
     """On a CPU."""
-    gpu_memory_utilization: float = 0.95
+    gpu_memory_utilization: float = GPU_MEMORY_UTILIZATION
     """Of a GPU's memory: what the model leaves of this share is the pool."""
     max_num_seqs: int = 32
     max_num_batched_tokens: int = 128
@@ -45,7 +47,7 @@ class EngineConfig:
     max_age_s: float = 0.5
     """From then on a sequence that waits for room is not passed over any more."""
     prefix_caching: bool = True
-    prefix_protected_share: float = 0.25
+    prefix_protected_share: float = PREFIX_PROTECTED_SHARE
     """Of the pool: where tenants' cold prefixes are safe from each other, in equal shares."""
     shared_prefixes: tuple[tuple[int, ...], ...] = ()
     """Token ids of prompts' beginnings whose blocks all tenants share, on the base alone."""

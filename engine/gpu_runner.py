@@ -133,7 +133,8 @@ class GpuRunner:
             return config
         self._open(config.with_pool_bytes(config.page_bytes(self._base)))
         self._run_drawn_step(config.max_num_seqs, config.max_num_batched_tokens)
-        return config.with_pool_bytes(measure_pool_bytes(self._device))
+        pool_bytes = measure_pool_bytes(self._device, config.gpu_memory_utilization)
+        return config.with_pool_bytes(pool_bytes)
 
     def _capture_graphs(self) -> None:
         """Those of the base, so that no request waits for them; those with adapters come later."""

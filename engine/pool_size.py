@@ -11,17 +11,20 @@ from engine.messages import EngineRequest, SamplingParams
 from engine.scheduler import Step
 from engine.sequence import Sequence
 
-HEADROOM_SHARE = 0.05
 HEADROOM_BYTES = 1 << 29
-"""Kept free beside the pool: captured graphs, adapters' tables, and the allocator's slack."""
+"""Kept free at least: captured graphs, adapters' tables, and the allocator's slack."""
 
 
-def measure_pool_bytes(device: Device) -> int:
-    """What is free on `device` now, less the headroom. Raises ValueError where that is nothing."""
+def measure_pool_bytes(device: Device, utilization: float) -> int:
+    """What is free on `device` now, less what may not be used. Raises ValueError where that is
+    nothing.
+
+    utilization: of all the device's memory, what this process and others may use together.
+    """
     memory = device.memory()
     assert memory is not None, "only a GPU's memory is measured"
     free, total = memory
-    pool_bytes = free - max(int(HEADROOM_SHARE * total), HEADROOM_BYTES)
+    pool_bytes = free - max(round((1 - utilization) * total), HEADROOM_BYTES)
     if pool_bytes <= 0:
         raise ValueError(f"{free} of {total} bytes are free beside the model: no room for a pool")
     return pool_bytes

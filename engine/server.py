@@ -9,18 +9,30 @@ import logging
 import os
 import signal
 import socket
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import structlog
 import torch
 import typer
 
 from engine.adapter_loader import AdapterLoader
-from engine.config import DeviceOption, Dtype, EngineConfig, choose_device, default_dtype
+from engine.config import (
+    CPU_POOL_BYTES,
+    GPU_MEMORY_UTILIZATION,
+    PREFIX_PROTECTED_SHARE,
+    DeviceOption,
+    Dtype,
+    EngineConfig,
+    choose_device,
+    default_dtype,
+)
 from engine.core import EngineCore
 from engine.device import has_cuda
 from engine.loop import EngineLoop
+from engine.memory_split import split_memory
 from engine.runners import open_runner
 from engine.transport.server import EngineTransport
 from lora.base_spec import BaseSpec
@@ -57,9 +69,50 @@ def serve(
         int | None,
         typer.Option(
             envvar="TENFOLD_POOL_BYTES",
-            help="Memory of the page pool. Default: 1 GiB on a CPU, what is free on a GPU.",
+            help="Memory of the page pool, whatever the device. Default: as the next two say.",
         ),
     ] = None,
+    cpu_pool_bytes: Annotated[
+        int, typer.Option(envvar="TENFOLD_CPU_POOL_BYTES", help="The page pool on a CPU.")
+    ] = CPU_POOL_BYTES,
+    gpu_memory_utilization: Annotated[
+        float,
+        typer.Option(
+            envvar="TENFOLD_GPU_MEMORY_UTILIZATION",
+            min=0.0,
+            max=1.0,
+            help="Share of a GPU's memory to use: the pool is what the model leaves of it.",
+        ),
+    ] = GPU_MEMORY_UTILIZATION,
+    prefix_caching: Annotated[
+        bool,
+        typer.Option(
+            envvar="TENFOLD_PREFIX_CACHING",
+            help="Keep what prompts that begin alike have in common.",
+        ),
+    ] = True,
+    prefix_protected_share: Annotated[
+        float,
+        typer.Option(
+            envvar="TENFOLD_PREFIX_PROTECTED_SHARE",
+            min=0.0,
+            max=1.0,
+            help="Share of the pool where tenants' cached prefixes are safe from each other.",
+        ),
+    ] = PREFIX_PROTECTED_SHARE,
+    shared_prefixes: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="TENFOLD_SHARED_PREFIXES",
+            help="JSON file: lists of token ids; tenants share these prefixes on the base model.",
+        ),
+    ] = None,
+    debug_poison_pages: Annotated[
+        bool,
+        typer.Option(
+            envvar="TENFOLD_DEBUG_POISON_PAGES", help="Overwrite every page that becomes free."
+        ),
+    ] = False,
     max_num_seqs: Annotated[
         int, typer.Option(envvar="TENFOLD_MAX_NUM_SEQS", help="Sequences in one step.")
     ] = 32,
@@ -83,6 +136,12 @@ def serve(
         dtype=dtype or default_dtype(chosen),
         batch_invariant=batch_invariant,
         pool_bytes=pool_bytes,
+        cpu_pool_bytes=cpu_pool_bytes,
+        gpu_memory_utilization=gpu_memory_utilization,
+        prefix_caching=prefix_caching,
+        prefix_protected_share=prefix_protected_share,
+        shared_prefixes=read_shared_prefixes(shared_prefixes),
+        debug_poison_pages=debug_poison_pages,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
     )
@@ -107,16 +166,27 @@ def serve(
     loop = EngineLoop(core, transport, config)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: loop.stop())
+    split = split_memory(config, base)
     log.info(
         "engine_ready",
-        num_pages=core.pool.num_pages,
-        page_bytes=config.page_bytes(base),
-        num_tokens=core.pool.num_pages * config.block_size,
+        memory=str(split),
+        **asdict(split),
         threads=torch.get_num_threads(),
     )
     loop.run()
     loader.close()
     log.info("engine_stopped", engine_id=name)
+
+
+def read_shared_prefixes(path: Path | None) -> tuple[tuple[int, ...], ...]:
+    """The lists of token ids in a JSON file.
+
+    Raises:
+        msgspec.ValidationError, msgspec.DecodeError: it holds something else.
+    """
+    if path is None:
+        return ()
+    return msgspec.json.decode(path.read_bytes(), type=tuple[tuple[int, ...], ...])
 
 
 def default_threads() -> int:
