@@ -46,6 +46,8 @@ class EngineConfig:
     """Adapters that are being read, or were and have no pages yet."""
     max_age_s: float = 0.5
     """From then on a sequence that waits for room is not passed over any more."""
+    overtaking_slack_tokens: int = 1024
+    """Until then, by sequences of tenants that have had at most so much more."""
     prefix_caching: bool = True
     prefix_protected_share: float = PREFIX_PROTECTED_SHARE
     """Of the pool: where tenants' cold prefixes are safe from each other, in equal shares."""

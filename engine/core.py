@@ -127,7 +127,7 @@ class EngineCore:
             config.block_size,
             base.max_model_len,
         )
-        order = FairOrder(config.max_age_s, clock)
+        order = FairOrder(config.max_age_s, config.overtaking_slack_tokens, clock)
         self.scheduler = Scheduler(
             config, self.pool, self.residency, self.prefix_cache, holdings, order
         )

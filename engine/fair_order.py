@@ -9,8 +9,8 @@ lifted to the *level* and gets no credit for that time.
 Nobody is overtaken for ever. The level is the least counter that was served, and each admission
 raises it by its price, shared out among those who wait: so newcomers, however many there are, soon
 start behind whoever waits. A sequence for which there is no room yet is passed over by those that
-fit, while their tenants are at most `SLACK_TOKENS` ahead; once it is `max_age_s` old it bars the
-way.
+fit, while their tenants are at most `slack_tokens` ahead of its own; once it is `max_age_s` old it
+bars the way.
 
 Holds no tensors; knows nothing of pages. It holds nobody back but by those bars. Invariant: the
 service, over weight, of two tenants who both wait differs over any time by at most
@@ -30,8 +30,6 @@ from engine.sequence import Sequence
 PROMPT_PRICE = 1.0
 GENERATED_PRICE = 2.0
 """Of a token; the queue's prices too."""
-SLACK_TOKENS = 1024.0
-"""By how much a tenant's counter may be ahead of another's when it passes that one over."""
 MAX_PASSED_OVER = 16
 """Sequences without room that are looked at in one step."""
 MIN_FORGETTING = 1024
@@ -51,9 +49,10 @@ class _Tenant:
 class FairOrder:
     """The waiting sequences of one engine, and what each tenant has had."""
 
-    def __init__(self, max_age_s: float, clock: Callable[[], float]) -> None:
+    def __init__(self, max_age_s: float, slack_tokens: float, clock: Callable[[], float]) -> None:
         """clock: seconds that only grow."""
         self._max_age_s = max_age_s
+        self._slack_tokens = slack_tokens
         self._clock = clock
         self._tenants: dict[str, _Tenant] = {}
         self._waiting: dict[str, _Tenant] = {}
@@ -74,7 +73,7 @@ class FairOrder:
         """It waits from now on. A preempted one gets back its place among its tenant's."""
         if sequence.queued_at is None:
             sequence.queued_at = self._clock()
-        tenant = self._tenant(sequence)
+        tenant = self._tenants.setdefault(sequence.request.tenant_id, _Tenant())
         tenant.weight = sequence.request.weight
         insort(tenant.waiting, sequence, key=_arrival)
         self._waiting[sequence.request.tenant_id] = tenant
@@ -150,7 +149,7 @@ class FairOrder:
             if index < len(tenant.waiting) and tenant.waiting[index] is sequence:
                 index += 1
                 num_passed_over += 1
-                limit = min(limit, counter + SLACK_TOKENS)
+                limit = min(limit, counter + self._slack_tokens)
                 if num_passed_over == MAX_PASSED_OVER or self._is_old(sequence):
                     return
             if index < len(tenant.waiting):
