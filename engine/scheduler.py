@@ -223,7 +223,9 @@ class Scheduler:
                     self._compute(draft, under_way.popleft())
                 if not self._can_admit(draft):
                     break
-                self._admit(draft, sequence)
+                # What was computed before it may have taken the pages of its idle adapter.
+                if self._is_ready(sequence):
+                    self._admit(draft, sequence)
         for sequence in under_way:
             self._compute(draft, sequence)
 
