@@ -1,20 +1,22 @@
 """Adapters from the store to weights, on threads of their own: never on the step loop.
 
 Checks the digest of what it reads; the runner's `prepare` puts it into the device's form, here
-too, since that takes long. A missing or corrupt adapter is a result, not an exception:
-it fails the requests for that adapter and nothing else.
+too, since that takes long. What is missing or damaged is fetched once more; if that does not help
+it is a result, not an exception: it fails the requests for that adapter and nothing else.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from queue import Empty, SimpleQueue
 
 import structlog
 
+from engine.adapter_weights import HostWeights
 from engine.messages import AdapterRef, EngineError
-from engine.residency import AdapterWeights, LoadResult
+from engine.residency import LoadResult
 from lora.base_spec import BaseSpec
 from lora.digest import adapter_digest, hash_file
 from lora.manifest import ManifestError, read_manifest
@@ -43,7 +45,7 @@ class AdapterLoader:
         store: AdapterStore,
         base: BaseSpec,
         *,
-        prepare: Callable[[LoraWeights], AdapterWeights] = lambda weights: weights,
+        prepare: Callable[[LoraWeights], HostWeights] = lambda weights: weights,
         num_threads: int = 2,
         on_completed: Callable[[], None] = lambda: None,
     ) -> None:
@@ -75,7 +77,7 @@ class AdapterLoader:
 
     def _load(self, ref: AdapterRef) -> LoadResult:
         try:
-            return LoadResult(ref, weights=self._read(ref))
+            return self._read_twice(ref)
         except (AdapterMissingError, FileNotFoundError):
             error = MISSING
         except (AdapterStoreError, ManifestError, OSError):
@@ -86,12 +88,21 @@ class AdapterLoader:
         log.warning("adapter_load_failed", digest=ref.digest, code=error.code)
         return LoadResult(ref, weights=None, error=error)
 
-    def _read(self, ref: AdapterRef) -> AdapterWeights:
-        folder = self._store.fetch(ref.locator)
+    def _read_twice(self, ref: AdapterRef) -> LoadResult:
+        try:
+            return self._read(ref, anew=False)
+        except (AdapterStoreError, OSError) as error:
+            log.warning("adapter_refetched", digest=ref.digest, cause=type(error).__name__)
+            return self._read(ref, anew=True)
+
+    def _read(self, ref: AdapterRef, *, anew: bool) -> LoadResult:
+        started_at = time.perf_counter()
+        folder = self._store.fetch(ref.locator, anew=anew)
         files = [path for path in folder.iterdir() if path.name in ADAPTER_FILES]
         found = adapter_digest(hash_file(path) for path in files)
         if found != ref.digest:
             raise AdapterStoreError(f"files of {ref.digest} hash to {found}")
         config = (folder / CONFIG_FILE).read_bytes()
         manifest = read_manifest(config, folder / WEIGHTS_FILE, self._base)
-        return self._prepare(load_weights(manifest, folder / WEIGHTS_FILE, self._base))
+        weights = self._prepare(load_weights(manifest, folder / WEIGHTS_FILE, self._base))
+        return LoadResult(ref, weights, seconds=time.perf_counter() - started_at)

@@ -8,6 +8,7 @@ the bytes.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
@@ -21,57 +22,58 @@ from lora.pages import build_pages, build_table, content_of
 from lora.weights import LoraWeights
 
 
-class PagedWeights:
-    """`engine.residency.AdapterWeights` for a pool of device pages [P, page_bytes] uint8."""
+@dataclass(frozen=True, slots=True, eq=False)
+class HostPages:
+    """An adapter's pages on the host: `engine.adapter_weights.HostWeights`.
 
-    def __init__(
-        self,
-        layout: AdapterLayout,
-        content: Tensor,
-        dtype: torch.dtype,
-        pool: Tensor,
-        device: Device,
-    ) -> None:
-        """content: [layout.num_pages, page_bytes] uint8 on the host, where `device` reads it."""
-        self._layout = layout
-        self._dtype = dtype
-        self._content: Tensor | None = content
-        self._pool = pool
-        self._device = device
-        self._adapter: PagedAdapter | None = None
-        self._filled: Event | None = None
+    content: [layout.num_pages, page_bytes] uint8, where `device` reads it.
+    """
+
+    layout: AdapterLayout
+    content: Tensor
+    dtype: torch.dtype
+    pool: Tensor
+    device: Device
 
     @property
-    def for_kernels(self) -> PagedAdapter:
-        assert self._adapter is not None, "it has no pages"
-        return self._adapter
+    def num_bytes(self) -> int:
+        return self.content.nbytes
 
     def num_pages(self, page_bytes: int) -> int:
-        return self._layout.num_pages
-
-    @property
-    def is_installed(self) -> bool:
-        if self._filled is None or not self._filled.is_done():
-            return False
-        self._content = None
-        return True
+        return self.layout.num_pages
 
     @torch.inference_mode()
-    def install(self, pages: Sequence[int]) -> None:
-        assert self._content is not None and self._filled is None, "an adapter is installed once"
-        words = build_table(self._layout, pages)
-        staged = self._device.host_empty(words.nbytes).view(torch.int32)
+    def install(self, pages: Sequence[int]) -> PagedWeights:
+        words = build_table(self.layout, pages)
+        staged = self.device.host_empty(words.nbytes).view(torch.int32)
         staged.copy_(words)
-        table = torch.empty(words.shape, dtype=torch.int32, device=self._device.target)
-        with self._device.copies():
+        table = torch.empty(words.shape, dtype=torch.int32, device=self.device.target)
+        with self.device.copies():
             table.copy_(staged, non_blocking=True)
             for begin, end in _runs(pages):
                 first = pages[begin]
-                target = self._pool[first : first + end - begin]
-                target.copy_(self._content[begin:end], non_blocking=True)
-            self._filled = self._device.record()
-        layout = self._layout
-        self._adapter = PagedAdapter(self._pool, table, self._dtype, layout.format, layout.use)
+                target = self.pool[first : first + end - begin]
+                target.copy_(self.content[begin:end], non_blocking=True)
+            filled = self.device.record()
+        layout = self.layout
+        adapter = PagedAdapter(self.pool, table, self.dtype, layout.format, layout.use)
+        return PagedWeights(adapter, filled, self.content)
+
+
+class PagedWeights:
+    """`engine.adapter_weights.AdapterWeights` in pages of the device."""
+
+    def __init__(self, adapter: PagedAdapter, filled: Event, content: Tensor) -> None:
+        """content: what is copied until `filled`."""
+        self.for_kernels = adapter
+        self._filled = filled
+        self._content: Tensor | None = content
+
+    @property
+    def is_installed(self) -> bool:
+        if self._content is not None and self._filled.is_done():
+            self._content = None
+        return self._content is None
 
 
 def prepare(
@@ -80,7 +82,7 @@ def prepare(
     dtype: torch.dtype,
     pool: Tensor,
     device: Device,
-) -> PagedWeights:
+) -> HostPages:
     """Lay `weights` out and build their bytes. Long: for a loader's thread.
 
     Raises:
@@ -89,7 +91,7 @@ def prepare(
     layout = plan_layout(content_of(weights, page_format.shapes), page_format)
     pin = device.target.type == "cuda"
     content = build_pages(weights, layout, dtype, pin=pin)
-    return PagedWeights(layout, content, dtype, pool, device)
+    return HostPages(layout, content, dtype, pool, device)
 
 
 def _runs(pages: Sequence[int]) -> list[tuple[int, int]]:

@@ -17,15 +17,17 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable
 from collections.abc import Sequence as Many
-from typing import Protocol
+from typing import Any, Protocol
 
 import structlog
 
+from engine.adapter_tier import AdapterTier
 from engine.block_keys import BlockHasher, BlockKeys
 from engine.config import EngineConfig
 from engine.fair_order import FairOrder
 from engine.greedy_dual import GreedyDual
 from engine.holdings import Holdings
+from engine.host_tier import HostTier
 from engine.messages import (
     AdapterRef,
     EngineError,
@@ -41,6 +43,7 @@ from engine.scheduler import Scheduler, Step
 from engine.sequence import Sequence
 from engine.speeds import Speeds
 from engine.step_handle import StepHandle
+from engine.stopwatch import Stopwatch
 from lora.base_spec import BaseSpec
 
 log = structlog.get_logger()
@@ -110,6 +113,11 @@ class EngineCore:
             config.prefill_tokens_per_s, config.load_bytes_per_s, config.link_bytes_per_s
         )
         ageing = GreedyDual()
+        self.host_tier: HostTier[Any] = HostTier(config.host_bytes)
+        self._loading = Stopwatch(clock)
+        self.loading_s = 0.0
+        """What the last step, and the `add`s before it, spent on adapters' loading."""
+        self.max_loading_s = 0.0
         self.residency = Residency(
             self.pool,
             config.page_bytes(base),
@@ -117,6 +125,8 @@ class EngineCore:
             max_loads=config.max_loads,
             ageing=ageing,
             speeds=self.speeds,
+            tier=AdapterTier(self.host_tier),
+            watch=self._loading,
         )
         self.prefix_cache = PrefixCache(self.pool, ageing, config.prefix_protected_share)
         holdings = Holdings(
@@ -173,6 +183,8 @@ class EngineCore:
             self._launch(step)
         if not step or len(self._in_flight) == self._runner.max_in_flight:
             self._collect()
+        self.loading_s = self._loading.take()
+        self.max_loading_s = max(self.max_loading_s, self.loading_s)
         return self._take_answers()
 
     def check_integrity(self) -> None:
@@ -180,8 +192,9 @@ class EngineCore:
         self.scheduler.check_integrity()
 
     def _take_loads(self) -> None:
-        for result in self._loader.take_completed():
-            self.scheduler.complete_load(result)
+        with self._loading:
+            for result in self._loader.take_completed():
+                self.scheduler.complete_load(result)
         for sequence, error in self.scheduler.take_failed():
             self._answer_error(sequence, error)
 

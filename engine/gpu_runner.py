@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from engine import adapter_pages
-from engine.adapter_pages import PagedWeights
+from engine.adapter_pages import HostPages
 from engine.config import EngineConfig
 from engine.device import Device, Event
 from engine.device_batch import BatchPlanner, is_decode
@@ -90,7 +90,7 @@ class GpuRunner:
     def poison_pages(self, pages: Sequence[int]) -> None:
         self.kv_cache.poison(pages)
 
-    def prepare_adapter(self, weights: LoraWeights) -> PagedWeights:
+    def prepare_adapter(self, weights: LoraWeights) -> HostPages:
         """For loader threads: an adapter as the pages that this runner's kernels read."""
         return adapter_pages.prepare(
             weights, self._page_format, self._dtype, self.kv_cache.pages, self._device

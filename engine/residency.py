@@ -1,22 +1,26 @@
-"""Which adapters are in the pool, on their way, or failed; who holds them; what may go.
+"""Which adapters are in the pool, on the host, or on their way; who holds them; what may go.
 
 Holds no tensors itself: an adapter's weights are an opaque value that the loader made off the
-step loop. Invariants: an adapter with holders, or whose pages are still being filled, is never
-evicted; its pages are in the pool's books from the moment it is ready until it is evicted.
+step loop. What leaves the pool stays on the host while there is room (`engine/adapter_tier.py`),
+and comes back without being read. Invariants: an adapter with holders, or whose pages are still
+being filled, is never evicted; its pages are in the pool's books from the moment it is ready until
+it is evicted; nothing here reads, hashes or converts.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Any, Protocol
 
+from engine.adapter_tier import AdapterTier
+from engine.adapter_weights import AdapterWeights, HostWeights
 from engine.greedy_dual import GreedyDual
 from engine.messages import AdapterRef, EngineError
 from engine.page_pool import PagePool
 from engine.speeds import Speeds
+from engine.stopwatch import Stopwatch
 
 AdapterKey = tuple[str, str]
 """(tenant_id, digest): identity, never a name."""
@@ -26,37 +30,22 @@ def adapter_key(ref: AdapterRef) -> AdapterKey:
     return (ref.tenant_id, ref.digest)
 
 
-class AdapterWeights(Protocol):
-    """What a loader made of an adapter's files. On a CPU: `lora.weights.LoraWeights`."""
-
-    @property
-    def for_kernels(self) -> Any:
-        """What `LoraSegment.weights` holds; once `is_installed`."""
-
-    def num_pages(self, page_bytes: int) -> int:
-        """Pages that it takes from the pool."""
-
-    def install(self, pages: Sequence[int]) -> None:
-        """Begin to fill `pages`, which are the adapter's from now on. Never blocks."""
-
-    @property
-    def is_installed(self) -> bool:
-        """Whether a step that starts now may read the pages."""
-
-
 @dataclass(frozen=True, slots=True)
 class LoadResult:
     """What the loader made of `ref`: weights, or the reason why there are none."""
 
     ref: AdapterRef
-    weights: AdapterWeights | None
+    weights: HostWeights | None
     error: EngineError | None = None
+    seconds: float | None = None
+    """That reading, checking and converting took."""
 
 
 class State(Enum):
     QUEUED = auto()  # wanted; other loads are under way
     LOADING = auto()
-    LOADED = auto()  # on the host, waiting for pages
+    LOADED = auto()  # was read, waits for pages
+    KEPT = auto()  # was in the pool before, waits for pages; the host may still let it go
     READY = auto()  # has pages; `AdapterWeights.is_installed` tells whether they are filled
 
 
@@ -73,6 +62,8 @@ class IdleAdapter:
 class _Entry:
     ref: AdapterRef
     state: State = State.QUEUED
+    host: HostWeights | None = None
+    """From being loaded to being ready; after that only where it is the same as `weights`."""
     weights: AdapterWeights | None = None
     pages: list[int] = field(default_factory=list)
     num_holders: int = 0
@@ -91,20 +82,48 @@ class Residency:
         max_loads: int,
         ageing: GreedyDual,
         speeds: Speeds,
+        tier: AdapterTier,
+        watch: Stopwatch,
     ) -> None:
+        """watch: of the time that the step loop spends on loading."""
         self._pool = pool
         self._page_bytes = page_bytes
         self._start_load = start_load
         self._max_loads = max_loads
         self._ageing = ageing
         self._speeds = speeds
+        self._tier = tier
+        self._watch = watch
         self._entries: dict[AdapterKey, _Entry] = {}
+        self._has_evicted = False
+        self.num_loads = 0
+        """Adapters that were asked of the loader."""
 
     def request(self, ref: AdapterRef) -> None:
-        """See to it that `ref` is here or on its way. Never blocks."""
-        if adapter_key(ref) not in self._entries:
-            self._entries[adapter_key(ref)] = _Entry(ref)
-            self._start_loads()
+        """See to it that `ref` is here, or on its way as soon as there is room. Never blocks."""
+        if adapter_key(ref) in self._entries:
+            self._want(ref)
+            return
+        with self._watch:
+            self._start_loads([self._want(ref)])
+
+    @property
+    def wants_look_ahead(self) -> bool:
+        """Whether `look_ahead` has anything to do."""
+        return self._has_evicted or (
+            any(entry.state is State.QUEUED for entry in self._entries.values())
+            and self._loading().total() < self._max_loads
+        )
+
+    def look_ahead(self, wanted: Collection[AdapterRef]) -> None:
+        """Have adapters fetched before their requests are scheduled.
+
+        wanted: by those who wait, in the order of their turns; what is evicted while its request
+        waits is requested anew. Never blocks.
+        """
+        with self._watch:
+            self._has_evicted = False
+            self._start_loads(dict.fromkeys(map(self._want, wanted)))
 
     def complete(self, result: LoadResult) -> None:
         """Take what the loader made. A failed load is forgotten: a later one may succeed."""
@@ -112,10 +131,11 @@ class Residency:
         entry = self._entries[key]
         if result.weights is None:
             del self._entries[key]
-        else:
-            entry.weights = result.weights
-            entry.state = State.LOADED
-        self._start_loads()
+            return
+        if result.seconds is not None:
+            self._speeds.observe_load(result.weights.num_bytes, result.seconds)
+        entry.host = result.weights
+        entry.state = State.LOADED
 
     def num_pages_of(self, ref: AdapterRef) -> int:
         """Pages that an adapter takes; 0 while its size is unknown."""
@@ -125,6 +145,8 @@ class Residency:
     def is_loading(self, ref: AdapterRef) -> bool:
         """Whether `ref` is wanted or being read; False also where it was evicted since."""
         entry = self._entries.get(adapter_key(ref))
+        if entry is not None and entry.state is State.KEPT:
+            self._find_kept(entry)
         return entry is not None and entry.state in (State.QUEUED, State.LOADING)
 
     def idle(self) -> list[IdleAdapter]:
@@ -137,38 +159,34 @@ class Residency:
         assert entry.state is State.READY and entry.num_holders == 0, "evicted in use"
         self._ageing.left(entry.priority)
         self._pool.free_cold(self._pool.release(entry.pages, adapter_key(ref)))
-        del self._entries[adapter_key(ref)]
+        with self._watch:
+            self._forget(entry)
+            self._has_evicted = True
 
     def num_missing_pages(self, ref: AdapterRef) -> int:
         """Pages to be free before `acquire`: none for an adapter that is in the pool."""
         entry = self._entries[adapter_key(ref)]
-        return self._num_pages(entry) if entry.state is State.LOADED else 0
+        return 0 if entry.state is State.READY else self._num_pages(entry)
 
     def acquire(self, ref: AdapterRef) -> None:
         """Hold an adapter for a running sequence; takes its pages if it has none yet."""
         entry = self._entries[adapter_key(ref)]
-        if entry.state is State.LOADED:
-            assert entry.weights is not None
-            entry.pages = self._pool.allocate(self._num_pages(entry), adapter_key(ref))
-            entry.weights.install(entry.pages)
-            entry.state = State.READY
-            self._start_loads()
-        assert entry.state is State.READY, "acquire before it was loaded"
+        if entry.state is not State.READY:
+            with self._watch:
+                self._install(entry)
         entry.num_holders += 1
 
     def release(self, ref: AdapterRef) -> None:
         entry = self._entries[adapter_key(ref)]
         assert entry.num_holders > 0, "release without acquire"
         entry.num_holders -= 1
-        cost_s = len(entry.pages) * self._page_bytes / self._speeds.load_bytes_per_s
-        entry.priority = self._ageing.priority(cost_s, len(entry.pages))
+        entry.priority = self._priority(entry)
 
     def forget_unwanted(self, wanted: Collection[AdapterKey]) -> None:
         """Drop what was queued or loaded for requests that are gone and never got pages."""
         for key, entry in list(self._entries.items()):
-            if entry.state in (State.QUEUED, State.LOADED) and key not in wanted:
-                del self._entries[key]
-        self._start_loads()
+            if entry.state not in (State.LOADING, State.READY) and key not in wanted:
+                self._forget(entry)
 
     def is_installed(self, ref: AdapterRef) -> bool:
         """Whether the pages of an adapter that a sequence holds are filled."""
@@ -193,23 +211,72 @@ class Residency:
         for key, entry in self._entries.items():
             yield key, entry.pages
 
-    def _start_loads(self) -> None:
-        """Load at most `max_loads` at a time, the tenant with the fewest under way first.
-
-        What is loaded and has no pages yet counts too: it is memory that no page stands for.
-        """
-        loading = Counter(
-            entry.ref.tenant_id
-            for entry in self._entries.values()
-            if entry.state in (State.LOADING, State.LOADED)
-        )
-        queued = [entry for entry in self._entries.values() if entry.state is State.QUEUED]
+    def _start_loads(self, in_turn: Iterable[_Entry]) -> None:
+        """Load at most `max_loads` at a time, the tenant with the fewest under way first, and
+        whose turn it is among equals."""
+        queued = [entry for entry in in_turn if entry.state is State.QUEUED]
+        if not queued:
+            return
+        loading = self._loading()
         while queued and loading.total() < self._max_loads:
             entry = min(queued, key=lambda entry: loading[entry.ref.tenant_id])
             queued.remove(entry)
             loading[entry.ref.tenant_id] += 1
             entry.state = State.LOADING
+            self.num_loads += 1
             self._start_load(entry.ref)
+
+    def _loading(self) -> Counter[str]:
+        """Loads under way, by tenant.
+
+        What was read and has no pages yet counts too: it is memory that nothing stands for.
+        """
+        return Counter(
+            entry.ref.tenant_id
+            for entry in self._entries.values()
+            if entry.state in (State.LOADING, State.LOADED)
+        )
+
+    def _want(self, ref: AdapterRef) -> _Entry:
+        """The entry of an adapter that somebody is about to use."""
+        key = adapter_key(ref)
+        if (entry := self._entries.get(key)) is None:
+            entry = self._entries[key] = _Entry(ref)
+            self._find_kept(entry)
+        elif entry.state is State.KEPT:
+            self._find_kept(entry)
+        elif entry.state is State.READY and entry.num_holders == 0:
+            entry.priority = self._priority(entry)
+        return entry
+
+    def _find_kept(self, entry: _Entry) -> None:
+        """Look on the host, which may have let it go meanwhile: then it is to be read."""
+        entry.host = self._tier.find(adapter_key(entry.ref))
+        entry.state = State.QUEUED if entry.host is None else State.KEPT
+
+    def _install(self, entry: _Entry) -> None:
+        assert entry.host is not None, "acquire before it was loaded"
+        key, host = adapter_key(entry.ref), entry.host
+        entry.pages = self._pool.allocate(self._num_pages(entry), key)
+        entry.weights = host.install(entry.pages)
+        entry.host = host if entry.weights is host else None
+        self._tier.num_hits += entry.state is State.KEPT
+        self._tier.installed(key, host, entry.weights)
+        entry.state = State.READY
+
+    def _forget(self, entry: _Entry) -> None:
+        """Nobody here needs it. What it is on the host stays there while there is room."""
+        key = adapter_key(entry.ref)
+        if entry.host is not None and entry.state is not State.KEPT:
+            self._tier.keep(key, entry.host)
+        del self._entries[key]
+
+    def _priority(self, entry: _Entry) -> float:
+        """Of an adapter that was used now: by what it costs to bring back."""
+        num_bytes = len(entry.pages) * self._page_bytes
+        is_kept = self._tier.would_keep(num_bytes)
+        speed = self._speeds.link_bytes_per_s if is_kept else self._speeds.load_bytes_per_s
+        return self._ageing.priority(num_bytes / speed, len(entry.pages))
 
     def _idle(self) -> list[_Entry]:
         return [
@@ -219,7 +286,9 @@ class Residency:
         ]
 
     def _num_pages(self, entry: _Entry) -> int:
-        return entry.weights.num_pages(self._page_bytes) if entry.weights is not None else 0
+        if entry.state is State.READY:
+            return len(entry.pages)
+        return entry.host.num_pages(self._page_bytes) if entry.host is not None else 0
 
 
 def _is_installed(entry: _Entry) -> bool:

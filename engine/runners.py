@@ -9,11 +9,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Protocol
 
+from engine.adapter_weights import HostWeights
 from engine.config import EngineConfig
 from engine.core import Runner
 from engine.device import open_device
 from engine.model_runner import ModelRunner
-from engine.residency import AdapterWeights
 from lora.base_spec import BaseSpec
 from lora.weights import LoraWeights
 
@@ -25,7 +25,7 @@ class ModelHost(Runner, Protocol):
     def config(self) -> EngineConfig:
         """What it was given, with the pool's size where that was measured."""
 
-    def prepare_adapter(self, weights: LoraWeights) -> AdapterWeights:
+    def prepare_adapter(self, weights: LoraWeights) -> HostWeights:
         """For loader threads: the form of an adapter that its kernels read."""
 
 

@@ -134,6 +134,7 @@ class Scheduler:
             if sequence.num_uncomputed_tokens == 1:
                 self._compute(draft, sequence)
         self._compute_prompts(draft, deque(sorted(prompts, key=self._waiting.turn)))
+        self._look_ahead()
         return {} if draft.is_stuck else draft.step
 
     def launch(self, step: Step, sampling: Iterable[Sequence]) -> None:
@@ -254,6 +255,12 @@ class Scheduler:
         """It may have been evicted while its request waited."""
         if sequence.adapter is not None:
             self._residency.request(sequence.adapter)
+
+    def _look_ahead(self) -> None:
+        """Have the adapters of those who wait fetched, whoever's turn it will be."""
+        if self._residency.wants_look_ahead:
+            waiting = sorted(self._waiting, key=self._waiting.turn)
+            self._residency.look_ahead([each.adapter for each in waiting if each.adapter])
 
     def _is_loading(self, sequence: Sequence) -> bool:
         return sequence.adapter is not None and self._residency.is_loading(sequence.adapter)

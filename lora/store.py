@@ -53,8 +53,11 @@ class AdapterStore(Protocol):
         """
         ...
 
-    def fetch(self, locator: str) -> Path:
-        """A readable folder with the adapter's files. Raises AdapterMissingError."""
+    def fetch(self, locator: str, *, anew: bool = False) -> Path:
+        """A readable folder with the adapter's files. Raises AdapterMissingError.
+
+        anew: what was fetched before turned out to be damaged: no copy of it will do.
+        """
         ...
 
     def delete(self, locator: str) -> None:
@@ -87,7 +90,7 @@ class LocalAdapterStore:
             _publish(folder, target, digest)
         return locator
 
-    def fetch(self, locator: str) -> Path:
+    def fetch(self, locator: str, *, anew: bool = False) -> Path:
         folder = self._folder(locator)
         if not _is_complete(folder):
             raise AdapterMissingError(f"no adapter at {locator}")

@@ -42,8 +42,8 @@ class LoraWeights:
     def num_pages(self, page_bytes: int) -> int:
         return num_pages(self.num_bytes, page_bytes)
 
-    def install(self, pages: Sequence[int]) -> None:
-        pass
+    def install(self, pages: Sequence[int]) -> LoraWeights:
+        return self
 
 
 def load_weights(manifest: AdapterManifest, weights: Path, base: BaseSpec) -> LoraWeights:

@@ -43,9 +43,14 @@ class ScriptedWeights:
     def num_pages(self, page_bytes: int) -> int:
         return self.size
 
-    def install(self, pages: Sequence[int]) -> None:
+    @property
+    def num_bytes(self) -> int:
+        return self.size * PAGE_BYTES
+
+    def install(self, pages: Sequence[int]) -> ScriptedWeights:
         self.installed_at = self.loader.polls + self.loader.install_delay
         self.loader.on_install(self.ref, pages)
+        return self
 
 
 @dataclass

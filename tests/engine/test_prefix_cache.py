@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 
 import pytest
@@ -9,14 +10,17 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from engine.adapter_tier import AdapterTier
 from engine.block_keys import BlockHasher
 from engine.greedy_dual import GreedyDual
 from engine.holdings import Holdings
+from engine.host_tier import HostTier
 from engine.page_pool import PagePool
 from engine.prefix_cache import PrefixCache
 from engine.residency import Residency
 from engine.sequence import Sequence
 from engine.speeds import Speeds
+from engine.stopwatch import Stopwatch
 from tests.builders.engines import make_request
 
 BLOCK_SIZE = 4
@@ -38,7 +42,14 @@ class Books:
         speeds = Speeds(100.0, 1e6, 1e6)
         ageing = GreedyDual()
         self.residency = Residency(
-            self.pool, 4096, lambda ref: None, max_loads=1, ageing=ageing, speeds=speeds
+            self.pool,
+            4096,
+            lambda ref: None,
+            max_loads=1,
+            ageing=ageing,
+            speeds=speeds,
+            tier=AdapterTier(HostTier(0)),
+            watch=Stopwatch(time.perf_counter),
         )
         self.cache = PrefixCache(self.pool, ageing, self.protected_share)
         self.holdings = Holdings(self.pool, self.residency, self.cache, speeds, BLOCK_SIZE, 10_000)

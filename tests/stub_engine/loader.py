@@ -15,6 +15,9 @@ from engine.residency import AdapterKey, LoadResult, adapter_key
 from tests.stub_engine.clock import Clock
 from tests.stub_engine.memory import PageMemory
 
+PAGE_BYTES = 4096
+"""Of the host's memory, for each page of an adapter."""
+
 
 @dataclass(eq=False, slots=True)
 class StubWeights:
@@ -43,10 +46,15 @@ class StubWeights:
     def num_pages(self, page_bytes: int) -> int:
         return self.size
 
-    def install(self, pages: Sequence[int]) -> None:
+    @property
+    def num_bytes(self) -> int:
+        return self.size * PAGE_BYTES
+
+    def install(self, pages: Sequence[int]) -> StubWeights:
         self.pages = tuple(pages)
         self.memory.install(self.key, pages)
         self.installed_at = self.clock() + self.install_s
+        return self
 
 
 def one_page(ref: AdapterRef) -> int:
