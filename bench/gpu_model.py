@@ -81,6 +81,7 @@ class DecodeStep:
             lora=gpu.plan_lora(segments) if segments else None,
             logits_rows=torch.arange(batch, device=pool.device),
             sampling=(),
+            draws=(),
         )
 
     @torch.inference_mode()

@@ -15,7 +15,7 @@ import math
 import secrets
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Many
 from typing import Any, Protocol
 
@@ -39,6 +39,7 @@ from engine.messages import (
 from engine.page_pool import PagePool
 from engine.prefix_cache import PrefixCache
 from engine.residency import LoadResult, Residency
+from engine.row_failures import INTERNAL_ERROR, Outcome, RowsFailedError
 from engine.scheduler import Scheduler, Step
 from engine.sequence import Sequence
 from engine.speeds import Speeds
@@ -48,7 +49,11 @@ from lora.base_spec import BaseSpec
 
 log = structlog.get_logger()
 
-INTERNAL_ERROR = EngineError(code="internal_error", message="The engine failed on this request.")
+POISONED = EngineError(
+    code="request_poisoned", message="Engines that ran this request have failed."
+)
+MAX_DEATHS = 1
+"""Engines that a request may have seen die; one more is no accident."""
 
 
 class Runner(Protocol):
@@ -65,7 +70,11 @@ class Runner(Protocol):
     def execute(self, step: Step, residency: Residency) -> StepHandle:
         """Launch `step`; all that it needs of the sequences is read before this returns.
 
-        Where this or the handle's `result` raises, the device is done with the step's pages.
+        Where this or the handle's `result` raises, the device is done with the step's pages. A
+        step whose launch failed may be launched again, in parts too: it writes the same.
+
+        Raises:
+            RowsFailedError: some rows cannot be prepared; nothing was launched.
         """
 
     def poison_pages(self, pages: Many[int]) -> None:
@@ -160,14 +169,28 @@ class EngineCore:
         return bool(self._answers) or bool(self._in_flight)
 
     def block_keys(self, request: EngineRequest) -> BlockKeys | None:
-        """For any thread: what `add` takes, so that no prompt is hashed on the step loop."""
-        return self._hasher.keys(request) if self._config.prefix_caching else None
+        """For any thread: what `add` takes, so that no prompt is hashed on the step loop.
+
+        None where the request shares no blocks.
+        """
+        if not self._config.prefix_caching:
+            return None
+        try:
+            return self._hasher.keys(request)
+        except Exception:  # the edge of a request: it is served without the cache
+            log.exception("row_failed", at="hash", request_id=request.request_id)
+            return None
 
     def add(self, request: EngineRequest, block_keys: BlockKeys | None = None) -> None:
         """Queue a request; what is wrong with it is answered by the next `step`."""
         self._num_added += 1
         sequence = Sequence(request, self._num_added, block_keys or self.block_keys(request))
-        error = self._check(request) or self.scheduler.add(sequence)
+        try:
+            error = self._check(request) or self.scheduler.add(sequence)
+        except Exception:  # the edge of a request
+            log.exception("row_failed", at="add", request_id=request.request_id)
+            self.scheduler.abort(request.request_id, request.epoch)
+            error = INTERNAL_ERROR
         if error is not None:
             self._answer_error(sequence, error)
 
@@ -203,13 +226,36 @@ class EngineCore:
         launched_at = self._clock()
         try:
             handle = self._runner.execute(step, self.residency)
+        except RowsFailedError as failure:
+            self._leave_out(step, failure)
         except Exception:  # the engine answers, whatever broke
             log.exception("launch_failed", **_described(step))
             self._collect()  # the step before it may still be well
-            self._fail(step)
+            self._divide(step)
         else:
             self.scheduler.launch(step, handle.sampling)
             self._in_flight.append((step, handle, launched_at))
+
+    def _leave_out(self, step: Step, failure: RowsFailedError) -> None:
+        """Answer the rows that cannot be prepared, and launch the others."""
+        for sequence, cause in failure.causes.items():
+            log.error("row_failed", at="prepare", request_id=sequence.request_id, exc_info=cause)
+        self._fail(failure.causes)
+        if rest := {each: step[each] for each in step if each not in failure.causes}:
+            self._launch(rest)
+
+    def _divide(self, step: Step) -> None:
+        """A step broke as a whole: launch its halves one after the other, and theirs, until the
+        sequence at fault is alone. The others compute the same positions once more, to the same
+        end. No step is in flight, so that every token is known."""
+        live = [sequence for sequence in step if not sequence.is_finished]
+        if len(live) <= 1:
+            self._fail(live)
+            return
+        middle = len(live) // 2
+        for half in (live[:middle], live[middle:]):
+            self._launch({sequence: step[sequence] for sequence in half})
+            self._collect()
 
     def _collect(self) -> None:
         """Wait for the oldest step in flight, if there is one, and answer what it sampled."""
@@ -225,8 +271,22 @@ class EngineCore:
             return
         self._measure(step, launched_at)
         self.scheduler.land(step)
-        for sequence in self.scheduler.update(sampled):
-            self._answers.append((sequence.request.api_id, self._output(sequence)))
+        for sequence, outcome in sampled.items():
+            self._take(sequence, outcome)
+
+    def _take(self, sequence: Sequence, outcome: Outcome) -> None:
+        """Answer one row of a step that landed: its token, or the reason why it has none."""
+        if isinstance(outcome, EngineError):
+            self._fail([sequence], outcome)
+            return
+        try:
+            for live in self.scheduler.update({sequence: outcome}):
+                self._answers.append((live.request.api_id, self._output(live)))
+        except Exception:  # the edge of a row
+            if sequence.is_finished:
+                raise  # the books are at fault, and they are everybody's
+            log.exception("row_failed", at="update", request_id=sequence.request_id)
+            self._fail([sequence])
 
     def _measure(self, step: Step, launched_at: float) -> None:
         """What prompts cost, from steps that have more of them than of single tokens."""
@@ -235,12 +295,15 @@ class EngineCore:
             self.speeds.observe_prefill(num_tokens, now - max(launched_at, self._collected_at))
         self._collected_at = now
 
-    def _fail(self, step: Step) -> None:
-        for sequence in self.scheduler.fail(step):
-            self._answer_error(sequence, INTERNAL_ERROR)
+    def _fail(self, sequences: Iterable[Sequence], error: EngineError = INTERNAL_ERROR) -> None:
+        for sequence in self.scheduler.fail(sequences):
+            self._answer_error(sequence, error)
 
     def _check(self, request: EngineRequest) -> EngineError | None:
         """What the API should have refused; the engine does not trust it."""
+        if request.num_deaths > MAX_DEATHS:
+            log.error("request_poisoned", request_id=request.request_id)
+            return POISONED
         num_tokens = len(request.prompt_token_ids) + len(request.delivered_token_ids)
         known = range(self._base.vocab_size)
         if not request.prompt_token_ids or num_tokens >= self._base.max_model_len:

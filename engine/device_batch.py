@@ -70,13 +70,14 @@ class DeviceStep:
             lora=lora,
             logits_rows=logits_rows,
             sampling=self.layout.sampling,
+            draws=self.layout.draws,
         )
 
     def sampling_views(self, views: Sequence[Tensor]) -> list[Tensor]:
         """What `sample` takes after the logits, a row each; none where all are greedy."""
-        if all(each.request.sampling.temperature == 0 for each in self.layout.sampling):
+        if all(draw.temperature == 0 for draw in self.layout.draws):
             return []
-        num_rows = len(self.layout.sampling)
+        num_rows = len(self.layout.draws)
         return [view[:num_rows] for view in views[-NUM_SAMPLING_ARRAYS:]]
 
 
@@ -106,7 +107,7 @@ class BatchPlanner:
         tables = block_table_rows([self._blocks(span) for span in layout.spans])
         lora = self._lora_arrays(layout)
         arrays = [*_row_arrays(layout), *_work_arrays(work), tables, *_plan_arrays(lora)]
-        arrays += sampling_arrays(layout.sampling)
+        arrays += sampling_arrays(layout.draws)
         shape = lora.shape if lora is not None else None
         return DeviceStep(layout, self._heads, arrays, work.num_partial_rows, shape)
 
@@ -124,7 +125,7 @@ class BatchPlanner:
         arrays = [_pad(input_ids, bucket, 0), _pad(positions, bucket, 0), _pad(slots, bucket)]
         arrays += [np.arange(bucket), *_work_arrays(work), self._wide_tables(layout, bucket)]
         arrays += _plan_arrays(lora)
-        arrays += [_pad(each, bucket, 0) for each in sampling_arrays(layout.sampling, always=True)]
+        arrays += [_pad(each, bucket, 0) for each in sampling_arrays(layout.draws, always=True)]
         shape = lora.shape if lora is not None else None
         return DeviceStep(layout, self._heads, arrays, work.num_partial_rows, shape)
 

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from engine.row_failures import RowsFailedError
+from engine.sampler import Draw, draw_of
 from engine.sequence import Sequence as EngineSequence
 from kernels.interface import KernelBackend, LoraSegment, SequenceSpan
 from lora.batch import group_rows
@@ -24,7 +26,8 @@ class ForwardBatch:
 
     input_ids, positions, slot_mapping: [T] int64. attention_plan,
     lora: the backend's own; lora is None where every row is the base's.
-    logits_rows: [M] int64, the last row of each sequence that samples; `sampling` in that order.
+    logits_rows: [M] int64, the last row of each sequence that samples; `sampling` and
+    `draws` in that order.
     """
 
     input_ids: Tensor
@@ -34,6 +37,7 @@ class ForwardBatch:
     lora: Any | None
     logits_rows: Tensor
     sampling: Sequence[EngineSequence]
+    draws: Sequence[Draw]
 
     def with_ids(self, input_ids: Tensor) -> ForwardBatch:
         return replace(self, input_ids=input_ids)
@@ -53,6 +57,7 @@ class StepLayout:
     segments: list[LoraSegment]
     logits_rows: list[int]
     sampling: list[EngineSequence]
+    draws: list[Draw]
 
 
 def lay_out(
@@ -63,24 +68,29 @@ def lay_out(
     """Lay out `step`: {sequence: number of tokens to compute from num_computed_tokens on}.
 
     weights_of: what the kernels read of a sequence's adapter; None for the base.
+
+    Raises:
+        RowsFailedError: some sequences cannot be laid out; the others can.
     """
-    weights = {sequence: weights_of(sequence) for sequence in step}
-    ordered = sorted(step, key=lambda sequence: _adapter_order(sequence, weights[sequence]))
-    segments = group_rows((weights[sequence], step[sequence]) for sequence in ordered)
-    layout = StepLayout([], [], [], [], segments, [], [])
-    for sequence in ordered:
-        begin = sequence.num_computed_tokens
-        end = begin + step[sequence]
-        table = sequence.block_table
-        layout.spans.append(SequenceSpan(len(layout.input_ids), end - begin, end, table))
-        layout.input_ids.extend(sequence.token_ids[begin:end])
-        layout.positions.extend(range(begin, end))
-        layout.slot_mapping.extend(
-            table[i // block_size] * block_size + i % block_size for i in range(begin, end)
+    parts = sorted(_prepare_all(step, weights_of, block_size), key=lambda part: part.order)
+    segments = group_rows((part.weights, len(part.input_ids)) for part in parts)
+    layout = StepLayout([], [], [], [], segments, [], [], [])
+    for part in parts:
+        layout.spans.append(
+            SequenceSpan(
+                len(layout.input_ids),
+                len(part.input_ids),
+                part.positions.stop,
+                part.sequence.block_table,
+            )
         )
-        if end == sequence.num_tokens:
+        layout.input_ids.extend(part.input_ids)
+        layout.positions.extend(part.positions)
+        layout.slot_mapping.extend(part.slot_mapping)
+        if part.draw is not None:
             layout.logits_rows.append(len(layout.input_ids) - 1)
-            layout.sampling.append(sequence)
+            layout.sampling.append(part.sequence)
+            layout.draws.append(part.draw)
     return layout
 
 
@@ -94,9 +104,55 @@ def build_forward_batch(layout: StepLayout, ops: KernelBackend, block_size: int)
         lora=ops.plan_lora(layout.segments) if layout.segments else None,
         logits_rows=torch.tensor(layout.logits_rows, dtype=torch.int64),
         sampling=layout.sampling,
+        draws=layout.draws,
     )
 
 
-def _adapter_order(sequence: EngineSequence, weights: Any | None) -> tuple[int, int]:
-    """The base first, then adapter by adapter; within one, by arrival."""
-    return (0 if weights is None else id(weights), sequence.arrival)
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One sequence's rows. draw: None where it does not sample in this step."""
+
+    sequence: EngineSequence
+    weights: Any | None
+    input_ids: list[int]
+    positions: range
+    slot_mapping: list[int]
+    draw: Draw | None
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """The base first, then adapter by adapter; within one, by arrival."""
+        return (0 if self.weights is None else id(self.weights), self.sequence.arrival)
+
+
+def _prepare_all(
+    step: Mapping[EngineSequence, int],
+    weights_of: Callable[[EngineSequence], Any | None],
+    block_size: int,
+) -> list[_Part]:
+    parts: list[_Part] = []
+    failed: dict[EngineSequence, Exception] = {}
+    for sequence, num_tokens in step.items():
+        try:
+            parts.append(_prepare(sequence, num_tokens, weights_of(sequence), block_size))
+        except Exception as error:  # the edge of a row; the core logs it
+            failed[sequence] = error
+    if failed:
+        raise RowsFailedError(failed)
+    return parts
+
+
+def _prepare(
+    sequence: EngineSequence, num_tokens: int, weights: Any | None, block_size: int
+) -> _Part:
+    begin = sequence.num_computed_tokens
+    end = begin + num_tokens
+    table = sequence.block_table
+    return _Part(
+        sequence,
+        weights,
+        sequence.token_ids[begin:end],
+        range(begin, end),
+        [table[i // block_size] * block_size + i % block_size for i in range(begin, end)],
+        draw_of(sequence) if end == sequence.num_tokens else None,
+    )

@@ -27,6 +27,8 @@ from engine.model_runner import TORCH_DTYPES, cache_shape, weights_in, wrap_line
 from engine.models.loader import load_decoder
 from engine.pool_size import drawn_step, measure_pool_bytes
 from engine.residency import Residency
+from engine.row_failures import NONFINITE_LOGITS, Outcome
+from engine.sampler import are_finite
 from engine.scheduler import Step
 from engine.sequence import Sequence as EngineSequence
 from engine.step_buffer import StepBuffer, views
@@ -40,15 +42,22 @@ from lora.weights import LoraWeights
 
 @dataclass(frozen=True, slots=True)
 class LaunchedStep:
-    """A step in the device's queue. ids: [len(sampling)] int64 on the host, once `done`."""
+    """A step in the device's queue.
+
+    ids: [len(sampling)] int64 on the host, once `done`; below 0 where the logits are not finite.
+    """
 
     sampling: Sequence[EngineSequence]
     ids: Tensor
     done: Event
 
-    def result(self) -> Mapping[EngineSequence, int]:
+    def result(self) -> Mapping[EngineSequence, Outcome]:
         self.done.wait()
-        return dict(zip(self.sampling, self.ids.tolist(), strict=True))
+        found = zip(self.sampling, self.ids.tolist(), strict=True)
+        return {
+            sequence: token_id if token_id >= 0 else NONFINITE_LOGITS
+            for sequence, token_id in found
+        }
 
 
 class GpuRunner:
@@ -115,8 +124,11 @@ class GpuRunner:
         ids = self._device.host_empty(8 * num_rows).view(torch.int64)
         if num_rows:
             sampled = self._ops.sample(logits, *sampling) if sampling else logits.argmax(dim=-1)
-            self._sampled[:num_rows].copy_(sampled)
-            ids.copy_(sampled, non_blocking=True)
+            outcome = torch.where(are_finite(logits), sampled, -1)
+            # NOTE: the next step looks this id up, whatever becomes of its row.
+            last_id = self._base.vocab_size - 1
+            torch.clamp(outcome, 0, last_id, out=self._sampled[:num_rows])
+            ids.copy_(outcome, non_blocking=True)
         return LaunchedStep(layout.sampling, ids, self._device.record())
 
     def _compute(self, batch: ForwardBatch) -> Tensor:

@@ -63,6 +63,8 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     delivered_token_ids: list[int] = []
     queue_ms: int = 0
     """How long it waited in the queue; set when it is leased."""
+    num_deaths: int = 0
+    """Engines that died with it in flight; whoever leases it again counts."""
     weight: Annotated[float, msgspec.Meta(gt=0)] = 1.0
     """Of its tenant: with twice the weight goes twice the service."""
 

@@ -19,7 +19,7 @@ from engine.kv_cache import CacheShape, LayeredKVCache
 from engine.models.decoder import Decoder
 from engine.models.loader import load_decoder
 from engine.residency import Residency
-from engine.sampler import sample_tokens
+from engine.sampler import sample_rows
 from engine.scheduler import Step
 from engine.sequence import Sequence as EngineSequence
 from engine.step_handle import CompletedStep, StepHandle
@@ -54,8 +54,10 @@ class ModelRunner:
         """Compute the step's tokens; sample for each sequence that has all of them now."""
         batch = self.prepare(step, residency)
         logits = self.forward(batch)
-        token_ids = sample_tokens(logits, batch.sampling, self._ops) if batch.sampling else []
-        return CompletedStep(batch.sampling, token_ids)
+        if not batch.sampling:
+            return CompletedStep([], [])
+        outcomes = sample_rows(logits, batch.sampling, batch.draws, self._ops)
+        return CompletedStep(batch.sampling, outcomes)
 
     def poison_pages(self, pages: Sequence[int]) -> None:
         self.kv_cache.poison(pages)

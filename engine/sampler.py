@@ -7,14 +7,18 @@ the new token as counter (Salmon et al. 2011), so neither batch nor restart chan
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import structlog
 import torch
 from torch import Tensor
 
+from engine.row_failures import INTERNAL_ERROR, NONFINITE_LOGITS, Outcome
 from engine.sequence import Sequence as EngineSequence
 from kernels.interface import KernelBackend
+
+log = structlog.get_logger()
 
 UINT64_MASK = (1 << 64) - 1
 
@@ -25,34 +29,90 @@ def draw_uniform(seed: int, position: int) -> float:
     return float(np.random.Generator(philox).random())
 
 
-def sampling_arrays(
-    sequences: Sequence[EngineSequence], *, always: bool = False
-) -> list[np.ndarray[Any, Any]]:
-    """What `sample` takes after the logits, a row per sequence; nothing where all are greedy.
+class Draw(NamedTuple):
+    """One row's part of what `sample` takes after the logits, in that order."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    uniform: float
+
+
+_DTYPES: tuple[type[np.generic], ...] = (
+    np.float64,
+    np.int64,
+    np.float64,
+    np.float64,
+    np.float64,
+)
+
+
+def draw_of(sequence: EngineSequence) -> Draw:
+    """How the next token of `sequence` is drawn.
+
+    Raises where a parameter is none that a kernel can take: so no array of many rows can fail.
+    """
+    params = sequence.request.sampling
+    temperature = float(params.temperature)
+    uniform = draw_uniform(params.seed, sequence.num_tokens) if temperature > 0 else 0.0
+    # Requests have no min_p.
+    return Draw(temperature, int(np.int64(params.top_k)), float(params.top_p), 0.0, uniform)
+
+
+def sampling_arrays(draws: Sequence[Draw], *, always: bool = False) -> list[np.ndarray[Any, Any]]:
+    """What `sample` takes after the logits, a row per draw; nothing where all are greedy.
 
     always: also where all are greedy.
     """
-    params = [sequence.request.sampling for sequence in sequences]
-    if not always and all(each.temperature == 0 for each in params):
+    if not always and all(draw.temperature == 0 for draw in draws):
         return []
-    uniform = [
-        draw_uniform(each.seed, sequence.num_tokens) if each.temperature > 0 else 0.0
-        for each, sequence in zip(params, sequences, strict=True)
-    ]
     return [
-        np.array([each.temperature for each in params], dtype=np.float64),
-        np.array([each.top_k for each in params], dtype=np.int64),
-        np.array([each.top_p for each in params], dtype=np.float64),
-        np.zeros(len(params), dtype=np.float64),  # min_p, which requests do not have
-        np.array(uniform, dtype=np.float64),
+        np.array([draw[index] for draw in draws], dtype=dtype)
+        for index, dtype in enumerate(_DTYPES)
     ]
 
 
-def sample_tokens(
-    logits: Tensor, sequences: Sequence[EngineSequence], ops: KernelBackend
-) -> list[int]:
-    """logits [N, V], one row per sequence -> N token ids."""
-    arrays = sampling_arrays(sequences)
+def sample_tokens(logits: Tensor, draws: Sequence[Draw], ops: KernelBackend) -> list[int]:
+    """logits [N, V], one row per draw -> N token ids."""
+    arrays = sampling_arrays(draws)
     if not arrays:
         return list(torch.argmax(logits, dim=-1).tolist())
     return list(ops.sample(logits, *map(torch.from_numpy, arrays)).tolist())
+
+
+def sample_rows(
+    logits: Tensor, sampling: Sequence[EngineSequence], draws: Sequence[Draw], ops: KernelBackend
+) -> list[Outcome]:
+    """logits [N, V] -> N outcomes. A row that cannot be sampled costs its neighbours nothing."""
+    outcomes: list[Outcome]
+    try:
+        outcomes = [*sample_tokens(logits, draws, ops)]
+    except Exception:  # a row of it is at fault: each alone, over the same logits
+        outcomes = [
+            _sample_alone(logits[row : row + 1], sampling[row], draws[row], ops)
+            for row in range(len(sampling))
+        ]
+    for row, is_finite in enumerate(are_finite(logits).tolist()):
+        if not is_finite:
+            outcomes[row] = NONFINITE_LOGITS
+    return outcomes
+
+
+def are_finite(logits: Tensor) -> Tensor:
+    """[N, V] -> [N] bool: whether a row has neither a NaN nor an infinity.
+
+    One sum a row tells; a row of finite numbers whose sum overflows counts as none.
+    """
+    return logits.sum(dim=-1) * 0 == 0
+
+
+def _sample_alone(
+    logits: Tensor, sequence: EngineSequence, draw: Draw, ops: KernelBackend
+) -> Outcome:
+    try:
+        [token_id] = sample_tokens(logits, [draw], ops)
+    except Exception:  # the edge of a row
+        log.exception("row_failed", at="sample", request_id=sequence.request_id)
+        return INTERNAL_ERROR
+    return token_id

@@ -22,6 +22,8 @@ from collections import deque
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+import structlog
+
 from engine.config import EngineConfig
 from engine.fair_order import FairOrder
 from engine.holdings import Holdings
@@ -30,6 +32,8 @@ from engine.page_pool import PagePool
 from engine.prefix_cache import PrefixCache
 from engine.residency import AdapterKey, LoadResult, Residency, adapter_key
 from engine.sequence import Sequence
+
+log = structlog.get_logger()
 
 Step = dict[Sequence, int]
 """How many tokens of each sequence the next forward pass computes."""
@@ -158,7 +162,7 @@ class Scheduler:
             sequence.num_in_flight -= 1
             sequence.num_tokens_in_flight -= num_tokens
             if is_well:
-                self._holdings.publish(sequence)
+                self._publish(sequence)
             else:
                 self._holdings.distrust(sequence)
             if sequence in self._leaving and sequence.num_in_flight == 0:
@@ -178,9 +182,9 @@ class Scheduler:
                 self._end(sequence, sequence.finish_reason)
         return live
 
-    def fail(self, step: Step) -> list[Sequence]:
-        """Take out the sequences of a step that broke; returns those that had not ended yet."""
-        live = [sequence for sequence in step if not sequence.is_finished]
+    def fail(self, sequences: Iterable[Sequence]) -> list[Sequence]:
+        """Take out sequences of a step that broke; returns those that had not ended yet."""
+        live = [sequence for sequence in sequences if not sequence.is_finished]
         for sequence in live:
             self._end(sequence, FinishReason.ERROR)
         return live
@@ -250,6 +254,13 @@ class Scheduler:
         """False while its adapter is on its way, or another one fills a block that it needs."""
         self._request_adapter(sequence)
         return not self._is_loading(sequence) and not self._holdings.awaits_prefix(sequence)
+
+    def _publish(self, sequence: Sequence) -> None:
+        try:
+            self._holdings.publish(sequence)
+        except Exception:  # the edge of a row: it goes on, and shares nothing
+            log.exception("row_failed", at="publish", request_id=sequence.request_id)
+            self._holdings.distrust(sequence)
 
     def _request_adapter(self, sequence: Sequence) -> None:
         """It may have been evicted while its request waited."""

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from engine.row_failures import Outcome
 from engine.sequence import Sequence as EngineSequence
 
 
@@ -20,8 +21,8 @@ class StepHandle(Protocol):
     def sampling(self) -> Sequence[EngineSequence]:
         """The sequences that get a token, in the order of the rows that sample."""
 
-    def result(self) -> Mapping[EngineSequence, int]:
-        """Wait for the step; the token of each sequence in `sampling`.
+    def result(self) -> Mapping[EngineSequence, Outcome]:
+        """Wait for the step; for each sequence in `sampling` its token, or why it has none.
 
         Raises whatever the step failed with. Either way the device is then done with every page
         that the step reads or writes.
@@ -33,7 +34,7 @@ class CompletedStep:
     """A step of a runner that computes at once."""
 
     sampling: Sequence[EngineSequence]
-    token_ids: Sequence[int]
+    outcomes: Sequence[Outcome]
 
-    def result(self) -> Mapping[EngineSequence, int]:
-        return dict(zip(self.sampling, self.token_ids, strict=True))
+    def result(self) -> Mapping[EngineSequence, Outcome]:
+        return dict(zip(self.sampling, self.outcomes, strict=True))

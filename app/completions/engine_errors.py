@@ -6,7 +6,7 @@ Knows nothing of HTTP frameworks. Invariant: only codes listed here are shown; a
 
 from __future__ import annotations
 
-from app.errors import ApiError, BadRequestError, UnavailableError
+from app.errors import NO_RETRY, ApiError, BadRequestError, UnavailableError
 from engine.messages import EngineError
 
 # What no engine will ever serve, and the code a client knows it by: 400, which no SDK retries.
@@ -29,6 +29,8 @@ _UNAVAILABLE = frozenset(
     }
 )
 _TIMEOUTS = frozenset({"queue_timeout", "client_too_slow"})
+# Failures of this one request, that it would meet again: 500, and the SDKs are told not to retry.
+_FAILED_FOR_GOOD = frozenset({"nonfinite_logits", "request_poisoned"})
 
 
 def to_api_error(error: EngineError | None) -> ApiError:
@@ -41,6 +43,8 @@ def to_api_error(error: EngineError | None) -> ApiError:
         return ApiError(408, error.code, "timeout", error.message)
     if error.code in _UNAVAILABLE:
         return UnavailableError(error.message, code=error.code)
+    if error.code in _FAILED_FOR_GOOD:
+        return ApiError(500, error.code, "server_error", error.message, headers=NO_RETRY)
     return ApiError(
         500,
         "internal_error",

@@ -13,6 +13,7 @@ import torch
 
 from engine.config import EngineConfig
 from engine.forward_batch import ForwardBatch
+from engine.messages import EngineError
 from engine.residency import Residency
 from engine.scheduler import Step
 from engine.step_handle import StepHandle
@@ -36,8 +37,12 @@ class DeferringRunner(RecordingRunner):
     def execute(self, step: Step, residency: Residency) -> StepHandle:
         self.num_starts += sum(sequence.num_computed_tokens == 0 for sequence in step)
         handle = super().execute(step, residency)
-        token_ids = handle.result()
-        sampled = [token_ids[sequence] for sequence in handle.sampling]
+        outcomes = handle.result()
+        # A row without a token has no next step that counts.
+        sampled = [
+            0 if isinstance(outcome, EngineError) else outcome
+            for outcome in map(outcomes.__getitem__, handle.sampling)
+        ]
         self._sampled = torch.tensor(sampled, dtype=torch.int64)
         return handle
 

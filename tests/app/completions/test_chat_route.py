@@ -143,6 +143,8 @@ ENGINE_FAILURES = {
     "invalid_prompt": (400, "invalid_prompt"),
     "queue_timeout": (408, "queue_timeout"),
     "request_too_large": (400, "context_length_exceeded"),
+    "nonfinite_logits": (500, "nonfinite_logits"),
+    "request_poisoned": (500, "request_poisoned"),
     "out_of_sorts": (500, "internal_error"),
 }
 BAD_BODIES = [
