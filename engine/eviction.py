@@ -15,6 +15,10 @@ from engine.page_pool import PagePool
 from engine.prefix_cache import CacheTenant, PrefixCache
 from engine.residency import Residency
 
+MAX_AHEAD = 32
+LEAST_SHARE = 256
+"""Blocks leave in batches of the first, or of a page in so many: choosing costs time."""
+
 
 class Room:
     """Makes room in one pool."""
@@ -23,6 +27,7 @@ class Room:
         self._pool = pool
         self._cache = cache
         self._residency = residency
+        self._num_ahead = min(MAX_AHEAD, pool.num_pages // LEAST_SHARE)
 
     @property
     def num_available_pages(self) -> int:
@@ -33,13 +38,17 @@ class Room:
         self, needed: int, tenant_id: str, *, keep: AdapterRef | None = None, force: bool = False
     ) -> bool:
         """Whether `make` would."""
-        missing = needed - self._pool.num_free
-        if missing <= 0:
+        if needed <= self._pool.num_free:
             return True
-        missing -= sum(each.num_pages for each in self._residency.idle() if each.ref != keep)
-        if force:
-            return missing <= self._pool.num_cold
-        return missing <= sum(self._allowances(tenant_id).values())
+        return self.num_lacking(needed, tenant_id, keep=keep, force=force) <= 0
+
+    def num_lacking(
+        self, needed: int, tenant_id: str, *, keep: AdapterRef | None = None, force: bool = False
+    ) -> int:
+        """Pages that would have to become free before `make` can; below 1 where it can now."""
+        idle = sum(each.num_pages for each in self._residency.idle() if each.ref != keep)
+        cold = self._pool.num_cold if force else sum(self._cache.allowances(tenant_id).values())
+        return needed - self._pool.num_free - idle - cold
 
     def make(
         self, needed: int, tenant_id: str, *, keep: AdapterRef | None = None, force: bool = False
@@ -51,16 +60,16 @@ class Room:
         """
         if needed <= self._pool.num_free:
             return True
+        ahead = self._num_ahead
         if self.can_make(needed, tenant_id, keep=keep):
-            allowances = self._allowances(tenant_id)
+            allowances = self._cache.allowances(tenant_id)
         elif force and self.can_make(needed, tenant_id, keep=keep, force=True):
-            allowances = {each: self._cache.num_cold(each) for each in self._cache.cold_tenants()}
+            allowances, ahead = self._cache.num_cold_by_tenant(), 0
         else:
             return False
         candidates: list[tuple[float, int, CacheTenant | AdapterRef]] = [
             (self._cache.next_priority(tenant), order, tenant)
-            for order, (tenant, num_pages) in enumerate(allowances.items())
-            if num_pages > 0
+            for order, tenant in enumerate(allowances)
         ]
         candidates += [
             (each.priority, len(allowances) + order, each.ref)
@@ -68,9 +77,11 @@ class Room:
             if each.ref != keep
         ]
         heapify(candidates)
-        while not self._pool.can_allocate(needed):
+        while candidates and not self._pool.can_allocate(needed + ahead):
             _, order, candidate = heappop(candidates)
             if isinstance(candidate, AdapterRef):
+                if self._pool.can_allocate(needed):
+                    break
                 self._residency.evict(candidate)
                 continue
             self._cache.evict(candidate)
@@ -78,13 +89,3 @@ class Room:
             if allowances[candidate] > 0:
                 heappush(candidates, (self._cache.next_priority(candidate), order, candidate))
         return True
-
-    def _allowances(self, tenant_id: str) -> dict[CacheTenant, int]:
-        """How many of each tenant's cold blocks may go: one's own, and what is over the quota."""
-        cache, quota = self._cache, self._cache.quota
-        return {
-            tenant: cache.num_cold(tenant)
-            if tenant == tenant_id
-            else max(0, cache.num_cold(tenant) - quota)
-            for tenant in cache.cold_tenants()
-        }

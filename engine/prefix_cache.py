@@ -114,11 +114,19 @@ class PrefixCache:
         self.forget([page])
         self._pool.free_cold([page])
 
-    def num_cold(self, tenant_id: CacheTenant) -> int:
-        return len(self._cold.get(tenant_id, ()))
+    def num_cold_by_tenant(self) -> dict[CacheTenant, int]:
+        return {tenant_id: len(pages) for tenant_id, pages in self._cold.items()}
 
-    def cold_tenants(self) -> list[CacheTenant]:
-        return list(self._cold)
+    def allowances(self, tenant_id: str) -> dict[CacheTenant, int]:
+        """How many cold blocks may go where `tenant_id` needs pages: all its own, and what others
+        have over the quota."""
+        quota = self.quota
+        found = {
+            each: len(pages) - quota for each, pages in self._cold.items() if len(pages) > quota
+        }
+        if tenant_id in self._cold:
+            found[tenant_id] = len(self._cold[tenant_id])
+        return found
 
     def next_priority(self, tenant_id: CacheTenant) -> float:
         """That of the block that `evict` would free."""

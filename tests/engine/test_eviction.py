@@ -69,7 +69,7 @@ def test_a_flood_of_running_sequences_stops_at_the_quota_too() -> None:
     running = [sequence for sequence in flood if sequence is not None]
     assert len(running) == 4 and not all(flood), "some have to wait"
     assert not books.holdings.extend(running[0], 400)
-    assert books.cache.num_cold("victim") >= 12
+    assert books.cache.num_cold_by_tenant()["victim"] >= 12
     for sequence in running[1:]:
         books.end(sequence)
     books.run(running[0])
