@@ -21,8 +21,6 @@ class AdapterTier:
 
     def __init__(self, tier: HostTier[Any]) -> None:
         self._tier = tier
-        self.num_hits = 0
-        """Installed from here, instead of being read."""
 
     def find(self, key: Key) -> HostWeights | None:
         """What is kept of an adapter, which is wanted now."""

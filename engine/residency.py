@@ -98,6 +98,8 @@ class Residency:
         self._has_evicted = False
         self.num_loads = 0
         """Adapters that were asked of the loader."""
+        self.num_kept_installs = 0
+        """Adapters that got pages and did not have to be read for it."""
 
     def request(self, ref: AdapterRef) -> None:
         """See to it that `ref` is here, or on its way as soon as there is room. Never blocks."""
@@ -260,7 +262,7 @@ class Residency:
         entry.pages = self._pool.allocate(self._num_pages(entry), key)
         entry.weights = host.install(entry.pages)
         entry.host = host if entry.weights is host else None
-        self._tier.num_hits += entry.state is State.KEPT
+        self.num_kept_installs += entry.state is State.KEPT
         self._tier.installed(key, host, entry.weights)
         entry.state = State.READY
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from engine.adapter_loader import AdapterLoader
+from engine.adapter_weights import HostWeights
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.forward_batch import ForwardBatch
@@ -23,7 +24,8 @@ from engine.messages import AdapterRef, EngineRequest, SamplingParams, TokenOutp
 from engine.model_runner import ModelRunner
 from lora.base_spec import BaseSpec
 from lora.digest import adapter_digest, hash_file
-from lora.store import ADAPTER_FILES, LocalAdapterStore
+from lora.store import ADAPTER_FILES, AdapterStore, LocalAdapterStore
+from lora.weights import LoraWeights
 
 PATIENCE_S = 200.0
 
@@ -51,13 +53,18 @@ class EngineHarness:
         store_folder: Path,
         config: EngineConfig,
         runner: type[RecordingRunner] = RecordingRunner,
+        *,
+        loader: type[AdapterLoader] = AdapterLoader,
+        prepare: Callable[[LoraWeights], HostWeights] = lambda weights: weights,
+        seen_through: Callable[[AdapterStore], AdapterStore] = lambda store: store,
     ) -> None:
+        """seen_through: what the loader sees of the store."""
         config = replace(config, debug_poison_pages=True)
         self.base = BaseSpec.from_folder(base_folder)
         self.store = LocalAdapterStore(store_folder)
         self.runner = runner(config, self.base, base_folder)
         self.runner.kv_cache.poison()
-        self.loader = AdapterLoader(self.store, self.base)
+        self.loader = loader(seen_through(self.store), self.base, prepare=prepare)
         self.core = EngineCore(config, self.base, self.runner, self.loader, "engine-under-test")
 
     def publish(self, folder: Path, tenant_id: str = "ten_a") -> AdapterRef:
