@@ -251,7 +251,9 @@ class EngineLoop:
 
     def _heartbeat(self) -> None:
         known: frozenset[AdapterKey] = frozenset()
-        while not self._stopping.wait(HEARTBEAT_INTERVAL_S):
+        wait_s = 0.0  # the first one tells at once that this engine is here
+        while not self._stopping.wait(wait_s):
+            wait_s = HEARTBEAT_INTERVAL_S
             snapshot = self._snapshot
             with self._counting:
                 generated, self._generated = self._generated, Counter()

@@ -24,6 +24,7 @@ TORCH_FREE_FOR_APP = {
     "lora.store",
     "lora.values",
 }
+TORCH_FREE_ENGINE = ("engine.core", "engine.loop", "tests.stub_engine.process")
 APP_PROCESSES = ("app.serve", "app.worker", "app.migrate", "app.cli")
 
 
@@ -109,6 +110,14 @@ def run_python(code: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize("module", APP_PROCESSES)
 def test_app_processes_start_without_torch(module: str) -> None:
     heavy = "{'torch', 'transformers', 'triton'} & sys.modules.keys()"
+    done = run_python(f"import sys, {module}; sys.exit(repr({heavy}) if {heavy} else 0)")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("module", TORCH_FREE_ENGINE)
+def test_an_engine_without_a_model_starts_without_torch(module: str) -> None:
+    """So that whatever is above the model can be simulated, and killed, by the thousand."""
+    heavy = "{'torch', 'transformers', 'triton', 'safetensors'} & sys.modules.keys()"
     done = run_python(f"import sys, {module}; sys.exit(repr({heavy}) if {heavy} else 0)")
     assert done.returncode == 0, done.stderr
 
