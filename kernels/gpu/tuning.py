@@ -41,7 +41,7 @@ ATTENTION_DECODE: Mapping[int, LaunchConfig] = MappingProxyType(
 ATTENTION_PREFILL: Mapping[int, LaunchConfig] = MappingProxyType(
     {
         2: LaunchConfig({"BLOCK_M": 64, "BLOCK_N": 32}, num_warps=4, num_stages=2),
-        4: LaunchConfig({"BLOCK_M": 32, "BLOCK_N": 32}, num_warps=4, num_stages=2),
+        4: LaunchConfig({"BLOCK_M": 32, "BLOCK_N": 64}, num_warps=8, num_stages=2),
     }
 )
 ATTENTION_MERGE = LaunchConfig({"BLOCK_PARTS": 32})
@@ -96,6 +96,6 @@ EMBEDDING_LORA = LaunchConfig({"BLOCK_R": 16, "BLOCK_H": 256}, num_warps=4)
 OVERRIDE_LINEAR: Mapping[int, LaunchConfig] = MappingProxyType(
     {
         2: LaunchConfig({"BLOCK_N": 64, "BLOCK_K": 64}, num_warps=4, num_stages=3),
-        4: LaunchConfig({"BLOCK_N": 64, "BLOCK_K": 32}, num_warps=4, num_stages=3),
+        4: LaunchConfig({"BLOCK_N": 64, "BLOCK_K": 32}, num_warps=4, num_stages=2),
     }
 )
