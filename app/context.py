@@ -50,7 +50,9 @@ async def open_context(settings: Settings, now: Clock | None = None) -> AsyncIte
     base = await asyncio.to_thread(BaseSpec.from_folder, settings.model, settings.model_id)
     tokenizer = await asyncio.to_thread(Tokenizer.from_folder, settings.model)
     database = Database(settings.database_url, pool_size=settings.database_pool_size)
-    queue = QueueClient(settings.redis_url, settings.api_id)
+    queue = QueueClient(
+        settings.redis_url, settings.api_id, failover_timeout_s=settings.failover_timeout_s
+    )
     admission = Admission(settings.redis_url)
     acceptance = Acceptance(settings.database_url, timeout_s=settings.dependency_timeout_s)
     try:

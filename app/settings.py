@@ -41,6 +41,7 @@ class Settings(WorkerSettings):
     process, and never another. `dependency_timeout_s` is what a request waits for Postgres, at each
     of its three turns, before it is answered 503. So is every request while more than
     `max_usage_backlog` records wait in Redis for a worker: 60 MB of what is not yet in the ledger.
+    `failover_timeout_s` is what a request whose engine died waits for another one.
     """
 
     key_pepper: SecretStr = Field(min_length=16)
@@ -56,5 +57,6 @@ class Settings(WorkerSettings):
     max_upload_bytes: int = Field(default=256 * MEBIBYTE, ge=1024)
     database_pool_size: int = Field(default=20, ge=1)
     dependency_timeout_s: float = Field(default=0.2, gt=0)
+    failover_timeout_s: float = Field(default=60.0, gt=0)
     max_usage_backlog: int = Field(default=200_000, ge=0)
     api_id: str = Field(default_factory=lambda: f"api-{secrets.token_hex(6)}")

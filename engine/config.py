@@ -62,6 +62,10 @@ class EngineConfig:
     """This and the next two are guesses, until the engine has measured them."""
     load_bytes_per_s: float = 5e8
     link_bytes_per_s: float = 1e10
+    drain_s: float = 8.0
+    """How long what runs may go on when the engine is asked to end; then it is handed over."""
+    step_limit_s: float = 5.0
+    """A step that takes longer than this, and longer than any before it, hangs."""
     debug_poison_pages: bool = False
     """Fill every page that becomes free with NaN."""
 

@@ -1,14 +1,17 @@
 """The engine process's threads around `EngineCore`: leases in, tokens out, signs of life.
 
 The core is touched by one thread, `run`'s; the control, publisher and heartbeat threads talk to it
-through queues. Knows nothing of tensors. Invariant: an abort is seen before the next step, and no
-Redis call is ever made on the step loop.
+through queues. Knows nothing of tensors. Invariants: an abort is seen before the next step, and no
+Redis call is ever made on the step loop; what is here when the loop ends is handed over, so that
+another engine goes on with it.
 """
 
 from __future__ import annotations
 
+import math
 import threading
-from collections import Counter
+import time
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from queue import Empty, Full, Queue, SimpleQueue
@@ -18,10 +21,18 @@ import structlog
 from engine.block_keys import BlockKeys
 from engine.config import EngineConfig
 from engine.core import EngineCore
-from engine.messages import Abort, AdapterRef, EngineRequest, FinishReason, OutputBatch
+from engine.messages import (
+    Abort,
+    AdapterRef,
+    EngineRequest,
+    FinishReason,
+    OutputBatch,
+    TokenOutput,
+)
 from engine.residency import AdapterKey
 from engine.transport.errors import QueueUnavailableError
 from engine.transport.server import HEARTBEAT_INTERVAL_S, EngineStatus, EngineTransport
+from engine.watchdog import TICK_S, StepWatchdog
 
 log = structlog.get_logger(__name__)
 
@@ -32,7 +43,6 @@ IDLE_WAIT_S = 0.5
 """A marked-idle engine is woken by message; this only bounds how long a lost one can hurt."""
 BUSY_WAIT_S = 0.1
 RETRY_WAIT_S = 0.5
-PUBLISH_WAIT_S = 0.1
 API_LOST = "api_lost"
 
 
@@ -69,19 +79,34 @@ class Snapshot:
 
 
 class EngineLoop:
-    """Runs `core` against `transport` until `stop`."""
+    """Runs `core` against `transport` until `stop`, or until a `drain` is over."""
 
-    def __init__(self, core: EngineCore, transport: EngineTransport, config: EngineConfig) -> None:
+    def __init__(
+        self,
+        core: EngineCore,
+        transport: EngineTransport,
+        config: EngineConfig,
+        *,
+        on_hang: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """on_hang: called by a thread of its own when a step does not end; it should not return."""
         self._core = core
         self._transport = transport
         self._config = config
+        self._on_hang = on_hang
+        self._clock = clock
         self._inbox: SimpleQueue[Arrival | Abort | Ended | Tick] = SimpleQueue()
-        self._outbox: Queue[Mapping[str, OutputBatch] | Ended] = Queue(MAX_UNPUBLISHED_STEPS)
+        self._outbox: Queue[Mapping[str, OutputBatch] | Ended | None] = Queue(MAX_UNPUBLISHED_STEPS)
         self._stopping = threading.Event()
+        self._draining = threading.Event()
+        self._has_stood_down = threading.Event()
+        self._drain_until = math.inf
+        self._watchdog = StepWatchdog(config.step_limit_s)
         self._counting = threading.Lock()
+        self._requests: dict[str, EngineRequest] = {}
         self._num_leased = 0  # requests that are here and not yet ended
         self._generated: Counter[str] = Counter()
-        self._tenants: dict[str, str] = {}
         self._failed_thread: str | None = None
         self._snapshot = Snapshot(num_free_pages=core.pool.num_pages)
 
@@ -89,37 +114,82 @@ class EngineLoop:
         """From any thread: let the core look again (an adapter has been loaded)."""
         self._inbox.put(Tick())
 
+    @property
+    def is_draining(self) -> bool:
+        return self._draining.is_set()
+
+    def drain(self) -> None:
+        """From any thread or a signal handler: take nothing new, and end when all has ended.
+
+        What has not within `drain_s` is handed over.
+        """
+        self._drain_until = self._clock() + self._config.drain_s
+        self._draining.set()
+        self.wake()
+
     def stop(self) -> None:
-        """From any thread or a signal handler: `run` returns after the current step."""
+        """From any thread or a signal handler: hand over all after the current step, and end."""
         self._stopping.set()
         self.wake()
 
     def run(self) -> None:
-        """The step loop. Returns after `stop`.
+        """The step loop. Returns after `stop` or `drain`.
 
         Raises:
             RuntimeError: one of the threads failed, and with it the engine.
         """
-        control, heartbeat, publisher = (
+        control, heartbeat, watchdog, publisher = (
             threading.Thread(target=self._guard, args=(target,), name=name, daemon=True)
             for name, target in (
                 ("control", self._control),
                 ("heartbeat", self._heartbeat),
+                ("watchdog", self._watch_steps),
                 ("publisher", self._publish),
             )
         )
-        for thread in (control, heartbeat, publisher):
+        for thread in (control, heartbeat, watchdog, publisher):
             thread.start()
         can_progress = False
-        while not self._stopping.is_set():
+        while not self._is_over():
             self._drain_inbox(wait=not can_progress)
-            self._account(self._core.step())
+            with self._watchdog.step():
+                batches = self._core.step()
+            self._account(batches)
             can_progress = self._core.has_runnable
-        for thread in (control, heartbeat, publisher):
+        self._stopping.set()
+        for thread in (control, heartbeat, watchdog):
             thread.join(timeout=2 * IDLE_WAIT_S)
+        self._hand_over()
+        publisher.join(timeout=2 * IDLE_WAIT_S)
         self._transport.close()
         if self._failed_thread is not None:
             raise RuntimeError(f"the {self._failed_thread} thread failed")
+
+    def _is_over(self) -> bool:
+        if self._stopping.is_set() or not self._draining.is_set():
+            return self._stopping.is_set()
+        is_empty = self._has_stood_down.is_set() and self._num_leased == 0
+        return is_empty or self._clock() >= self._drain_until
+
+    def _hand_over(self) -> None:
+        """Say of all that is still here that another engine may have it, and of the end of it all.
+
+        Once nothing is leased any more.
+        """
+        self._drain_inbox(wait=False)
+        by_api: dict[str, list[TokenOutput]] = defaultdict(list)
+        for request in self._requests.values():
+            self._core.abort(request.request_id, request.epoch)
+            by_api[request.api_id].append(_handed_over(request))
+        if by_api:
+            log.info("requests_handed_over", num_requests=len(self._requests))
+            self._put_outbox(
+                {
+                    api_id: OutputBatch(engine_id=self._transport.engine_id, outputs=outputs)
+                    for api_id, outputs in by_api.items()
+                }
+            )
+        self._put_outbox(None)
 
     def _guard(self, target: Callable[[], None]) -> None:
         """An engine without one of its threads would be silent or deaf: it ends instead."""
@@ -131,8 +201,11 @@ class EngineLoop:
             self.stop()
 
     def _drain_inbox(self, *, wait: bool) -> None:
+        timeout_s = None
+        if self._draining.is_set():
+            timeout_s = max(0.0, self._drain_until - self._clock())
         try:
-            message = self._inbox.get(block=wait)
+            message = self._inbox.get(block=wait, timeout=timeout_s)
             while True:
                 self._handle(message)
                 message = self._inbox.get_nowait()
@@ -141,13 +214,20 @@ class EngineLoop:
 
     def _handle(self, message: Arrival | Abort | Ended | Tick) -> None:
         if isinstance(message, Arrival):
-            request = message.request
-            self._tenants[request.request_id] = request.tenant_id
-            self._core.add(request, message.block_keys)
+            self._add(message)
         elif isinstance(message, Abort):
             self._abort(Ended(message, FinishReason.ABORT.value))
         elif isinstance(message, Ended):
             self._abort(message)
+
+    def _add(self, arrival: Arrival) -> None:
+        request = arrival.request
+        known = self._requests.get(request.request_id)
+        if known is not None:  # its lease was lost, and given to this engine once more
+            self._core.abort(known.request_id, known.epoch)
+            self._end(known.request_id)
+        self._requests[request.request_id] = request
+        self._core.add(request, arrival.block_keys)
 
     def _abort(self, ended: Ended) -> None:
         abort = ended.abort
@@ -160,8 +240,8 @@ class EngineLoop:
         outputs = [output for batch in batches.values() for output in batch.outputs]
         with self._counting:
             for output in outputs:
-                if tenant_id := self._tenants.get(output.request_id):
-                    self._generated[tenant_id] += len(output.token_ids)
+                if request := self._requests.get(output.request_id):
+                    self._generated[request.tenant_id] += len(output.token_ids)
         for output in outputs:
             if output.finish_reason is not None:
                 self._end(output.request_id)
@@ -177,7 +257,7 @@ class EngineLoop:
         if batches:
             self._put_outbox(batches)
 
-    def _put_outbox(self, batches: Mapping[str, OutputBatch] | Ended) -> None:
+    def _put_outbox(self, batches: Mapping[str, OutputBatch] | Ended | None) -> None:
         """Sequences pause while Redis takes nothing: the step loop waits here, and only here."""
         while True:
             try:
@@ -189,7 +269,7 @@ class EngineLoop:
                     return
 
     def _end(self, request_id: str) -> None:
-        if self._tenants.pop(request_id, None) is not None:
+        if self._requests.pop(request_id, None) is not None:
             with self._counting:
                 self._num_leased -= 1
 
@@ -210,6 +290,9 @@ class EngineLoop:
         Requests that only wait for their adapter to be read take nobody's place: they come on top,
         up to `max_num_leased`, so that one tenant's cold adapters do not keep others out.
         """
+        if self._draining.is_set():
+            self._stand_down()
+            return IDLE_WAIT_S
         config, snapshot = self._config, self._snapshot
         free_pages = snapshot.num_free_pages
         while True:
@@ -233,21 +316,23 @@ class EngineLoop:
                 self._inbox.put(Arrival(request, self._core.block_keys(request)))
             free_pages = max(0, free_pages)
 
+    def _stand_down(self) -> None:
+        if not self._has_stood_down.is_set():
+            self._transport.stand_down()
+            self._has_stood_down.set()
+            self.wake()
+
     def _publish(self) -> None:
         """Ends only when everything is out, or the transport was closed."""
-        while True:
-            try:
-                item = self._outbox.get(timeout=PUBLISH_WAIT_S)
-            except Empty:
-                if self._stopping.is_set():
-                    return
-                continue
+        while (item := self._outbox.get()) is not None:
             if isinstance(item, Ended):
                 is_out = self._transport.publish_end(item.abort, item.reason)
             else:
                 is_out = self._transport.publish(item)
             if not is_out:
                 return
+            for abort in self._transport.take_unheard():
+                self._inbox.put(abort)
 
     def _heartbeat(self) -> None:
         known: frozenset[AdapterKey] = frozenset()
@@ -269,6 +354,17 @@ class EngineLoop:
             except QueueUnavailableError as error:
                 log.warning("heartbeat_failed", error=str(error))
 
+    def _watch_steps(self) -> None:
+        while not self._stopping.wait(TICK_S):
+            if self._watchdog.tick():
+                log.error("step_hung", num_steps=self._snapshot.num_steps)
+                try:
+                    self._transport.say_goodbye()  # others need not wait for the silence
+                except QueueUnavailableError as error:
+                    log.warning("goodbye_failed", error=str(error))
+                self._on_hang()
+                return
+
     def _status(self, snapshot: Snapshot, generated: Mapping[str, int]) -> EngineStatus:
         return EngineStatus(
             num_running=snapshot.num_running,
@@ -276,6 +372,7 @@ class EngineLoop:
             num_free_pages=snapshot.num_free_pages,
             num_pages=self._core.pool.num_pages,
             num_steps=snapshot.num_steps,
+            is_draining=int(self._draining.is_set()),
             generated_tokens=generated,
         )
 
@@ -283,3 +380,16 @@ class EngineLoop:
 def _ref(key: AdapterKey) -> AdapterRef:
     """A reference that names an adapter; residency is by (tenant, digest) alone."""
     return AdapterRef(tenant_id=key[0], digest=key[1], locator="")
+
+
+def _handed_over(request: EngineRequest) -> TokenOutput:
+    """The last that this engine says of it; its tokens have been said."""
+    return TokenOutput(
+        request_id=request.request_id,
+        epoch=request.epoch,
+        index=0,
+        token_ids=[],
+        num_prompt_tokens=len(request.prompt_token_ids),
+        num_generated_tokens=0,
+        finish_reason=FinishReason.HAND_OVER,
+    )

@@ -14,12 +14,16 @@ import msgspec
 
 
 class FinishReason(StrEnum):
-    """Why a sequence ended. `stop` and `length` are OpenAI's; the others end a failed request."""
+    """Why a sequence ended. `stop` and `length` are OpenAI's; `abort` and `error` end a failed one.
+
+    `hand_over` ends it at this engine only, which drains: another one goes on.
+    """
 
     STOP = "stop"
     LENGTH = "length"
     ABORT = "abort"
     ERROR = "error"
+    HAND_OVER = "hand_over"
 
 
 class AdapterRef(msgspec.Struct, frozen=True, kw_only=True):

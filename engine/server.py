@@ -40,6 +40,8 @@ from lora.store import open_store
 
 log = structlog.get_logger("engine")
 
+HUNG_EXIT_CODE = 70  # EX_SOFTWARE
+
 
 def serve(
     model: Annotated[Path, typer.Option(envvar="TENFOLD_MODEL", help="Folder of the base model.")],
@@ -122,6 +124,19 @@ def serve(
     threads: Annotated[
         int | None, typer.Option(envvar="TENFOLD_THREADS", help="CPU threads of the model.")
     ] = None,
+    drain_s: Annotated[
+        float,
+        typer.Option(
+            envvar="TENFOLD_DRAIN_S",
+            help="After SIGTERM, what runs may go on for so long; then other engines take over.",
+        ),
+    ] = 8.0,
+    step_limit_s: Annotated[
+        float,
+        typer.Option(
+            envvar="TENFOLD_STEP_LIMIT_S", help="A step that takes longer ends the engine."
+        ),
+    ] = 5.0,
     engine_id: Annotated[
         str | None, typer.Option(envvar="TENFOLD_ENGINE_ID", help="Default: host and pid.")
     ] = None,
@@ -144,6 +159,8 @@ def serve(
         debug_poison_pages=debug_poison_pages,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
+        drain_s=drain_s,
+        step_limit_s=step_limit_s,
     )
     base = BaseSpec.from_folder(model, model_id)
     log.info(
@@ -163,9 +180,8 @@ def serve(
     )
     core = EngineCore(config, base, runner, loader, name)
     transport = EngineTransport(redis_url, name)
-    loop = EngineLoop(core, transport, config)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: loop.stop())
+    loop = EngineLoop(core, transport, config, on_hang=lambda: os._exit(HUNG_EXIT_CODE))
+    end_on_signals(loop)
     split = split_memory(config, base)
     log.info(
         "engine_ready",
@@ -187,6 +203,12 @@ def read_shared_prefixes(path: Path | None) -> tuple[tuple[int, ...], ...]:
     if path is None:
         return ()
     return msgspec.json.decode(path.read_bytes(), type=tuple[tuple[int, ...], ...])
+
+
+def end_on_signals(loop: EngineLoop) -> None:
+    """The first signal drains the engine, the second ends it after the current step."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: loop.stop() if loop.is_draining else loop.drain())
 
 
 def default_threads() -> int:

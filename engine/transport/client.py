@@ -3,7 +3,7 @@
 Async, one per process. Knows nothing of HTTP or text. Invariant: every submitted request's stream
 ends (finished, failed or closed), also where Redis or its engine is gone; what nobody waits for is
 aborted, and what this process ended, not an engine, is reported for the ledger. `watch.py` holds
-the rules by which a silent stream is given up.
+the rules by which a silent stream moves to another engine (`failover.py`) or is given up.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from engine.messages import EngineRequest, TokenOutput
 from engine.transport import codec, keys
 from engine.transport.connection import open_async_redis, translated_errors
 from engine.transport.errors import MessageDecodeError, QueueUnavailableError
+from engine.transport.failover import Failover, enqueue_args
 from engine.transport.liveness import ApiHeartbeat
 from engine.transport.output_stream import OutputStream
 from engine.transport.reports import UsageReporter, record_of_stream, record_of_unsubmitted
@@ -33,6 +34,7 @@ READ_COUNT = 256
 WATCH_INTERVAL_S = 0.25
 RETRY_S = 0.1
 QUEUE_TIMEOUT_S = 60.0
+FAILOVER_TIMEOUT_S = 60.0
 
 
 class QueueClient:
@@ -43,8 +45,10 @@ class QueueClient:
         redis_url: str,
         api_id: str,
         *,
+        failover_timeout_s: float = FAILOVER_TIMEOUT_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """failover_timeout_s: how long a request whose engine died waits for another one."""
         self.api_id = api_id
         self._clock = clock
         self._redis = open_async_redis(redis_url, max_connections=MAX_CONNECTIONS)
@@ -52,7 +56,7 @@ class QueueClient:
             name: cast(
                 "Callable[..., Awaitable[Any]]", self._redis.register_script(read_script(name))
             )
-            for name in ("enqueue", "abort", "inspect", "reap")
+            for name in ("enqueue", "requeue", "abort", "inspect", "reap")
         }
         self._streams: dict[str, OutputStream] = {}
         self._aborts: dict[str, tuple[str, int]] = {}  # request -> where its output came from
@@ -63,8 +67,10 @@ class QueueClient:
         self._is_closing = False
         self._heartbeat = ApiHeartbeat(redis_url, api_id)
         self._reports = UsageReporter(self._redis, clock)
+        self._has_adrift = asyncio.Event()
+        failover = Failover(self._run, self._abort_later, timeout_s=failover_timeout_s, clock=clock)
         self._watch = Watch(
-            self._run, self._streams, on_data_lost=self._reports.repeat, clock=clock
+            self._run, self._streams, failover, on_data_lost=self._reports.repeat, clock=clock
         )
 
     async def start(self) -> None:
@@ -180,15 +186,18 @@ class QueueClient:
         finally:
             stream.is_enqueued = True
             if stream.is_finished:  # while this was on its way: the abort may have overtaken it
-                self._forget(stream, must_abort=True)
+                self._abort_later(stream)
 
     def _forget(self, stream: OutputStream, must_abort: bool) -> None:
         self._streams.pop(stream.request_id, None)
         if stream.ending is not None:
             self._reports.add(record_of_stream(stream, stream.ending))
         if must_abort:
-            self._aborts[stream.request_id] = (stream.engine_id or "", stream.epoch)
-            self._has_aborts.set()
+            self._abort_later(stream)
+
+    def _abort_later(self, stream: OutputStream) -> None:
+        self._aborts[stream.request_id] = (stream.engine_id or "", stream.epoch)
+        self._has_aborts.set()
 
     async def _read(self) -> None:
         """Take what engines said, and delete it: the stream is read from its start each time.
@@ -226,13 +235,20 @@ class QueueClient:
         if stream is None:
             return
         stream.push(output, engine_id, now)
+        if stream.adrift is not None:
+            self._has_adrift.set()
         if stream.is_finished and stream.ending is None and output.finish_reason is not None:
             reason = output.finish_reason.value if output.error is None else output.error.code
             self._reports.remember(record_of_stream(stream, reason))
 
     async def _look(self) -> None:
         await self._watch.look()
-        await asyncio.sleep(WATCH_INTERVAL_S)
+        try:
+            async with asyncio.timeout(WATCH_INTERVAL_S):
+                await self._has_adrift.wait()
+        except TimeoutError:
+            return
+        self._has_adrift.clear()
 
     async def _send_aborts(self) -> None:
         if not self._aborts:
@@ -266,17 +282,3 @@ class QueueClient:
     async def _run(self, script: str, *args: Any) -> Any:
         with translated_errors():
             return await self._scripts[script](args=args)
-
-
-def enqueue_args(request: EngineRequest) -> tuple[str | bytes | int, ...]:
-    """The arguments of lua/enqueue.lua."""
-    return (
-        request.request_id,
-        request.tenant_id,
-        request.api_id,
-        codec.encode(request),
-        len(request.prompt_token_ids) + len(request.delivered_token_ids),
-        request.sampling.max_tokens,
-        keys.adapter_member(request.adapter),
-        request.epoch,
-    )

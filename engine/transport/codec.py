@@ -10,7 +10,13 @@ from typing import TypeVar
 
 import msgspec
 
-from engine.messages import ControlMessage, EngineRequest, OutputBatch, UsageRecord
+from engine.messages import (
+    ControlMessage,
+    EngineRequest,
+    OutputBatch,
+    TokenOutput,
+    UsageRecord,
+)
 from engine.transport.errors import MessageDecodeError
 
 WIRE_VERSION = b"\x01"  # lua/prelude.lua writes control messages and must agree
@@ -26,6 +32,11 @@ _control_decoder: msgspec.msgpack.Decoder[ControlMessage] = msgspec.msgpack.Deco
 
 def encode(message: EngineRequest | OutputBatch | UsageRecord | ControlMessage) -> bytes:
     return WIRE_VERSION + _encoder.encode(message)
+
+
+def encode_part(output: TokenOutput) -> bytes:
+    """One output of a batch that lua/publish.lua puts together."""
+    return _encoder.encode(output)
 
 
 def decode_request(data: bytes) -> EngineRequest:

@@ -8,8 +8,9 @@ touch any of them; whatever is not O(tenants) has an expiry or is deleted with i
     level               string  the counter of the tenant served last: where newcomers start
     arrivals            string  counts requests; the order within a tenant
     queue:<tenant>      zset    request ids by arrival
-    request:<id>        hash    message, tenant, api, prompt_tokens, max_tokens, adapter, epoch
-    leases              hash    request id -> epoch:boot:engine
+    request:<id>        hash    message, tenant, api, prompt_tokens, max_tokens, adapter, epoch,
+                                arrived_ms, arrival
+    leases              hash    request id -> epoch:boot:engine; no boot: handed over
     grant:<engine>      hash    what the last lease gave, until the next one
     idle                zset    engines that asked and found nothing, by free tokens
     control:<engine>    list    Abort and Wake
@@ -29,6 +30,7 @@ from engine.messages import AdapterRef
 
 PREFIX = "{tenfold}:"
 GENERATION = f"{PREFIX}generation"
+IDLE = f"{PREFIX}idle"
 LEASES = f"{PREFIX}leases"
 USAGE = f"{PREFIX}usage"
 

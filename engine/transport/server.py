@@ -1,8 +1,9 @@
 """An engine's end of the queue: lease requests, hear of aborts, publish tokens, be alive.
 
 Blocking, for an engine's own threads (control, publisher, heartbeat), which may share one object.
-Knows nothing of schedulers or tensors. Invariant: a request that was leased is either returned to
-the caller or answered here with an error, also where a reply was lost on the way.
+Knows nothing of schedulers or tensors. Invariants: a request that was leased is either returned to
+the caller or answered here with an error, also where a reply was lost on the way; output is heard
+only while the request is leased to this life of this engine, and whoever is not heard learns it.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import secrets
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from queue import SimpleQueue
 from typing import Any, cast
 
 import msgspec
@@ -58,6 +60,7 @@ class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
     num_free_pages: int = 0
     num_pages: int = 0
     num_steps: int = 0
+    is_draining: int = 0
     generated_tokens: Mapping[str, int] = {}
 
 
@@ -80,6 +83,7 @@ class EngineTransport:
         self._uncharged: Counter[str] = Counter()
         self._meter = UsageMeter(engine_id)
         self._orphans = Orphans(self._redis, self._meter)
+        self._unheard: SimpleQueue[Abort] = SimpleQueue()
         self._is_closed = threading.Event()
 
     def lease(
@@ -139,17 +143,23 @@ class EngineTransport:
         """Send one step's outputs, by API process; ends the leases of what finished.
 
         Output is never dropped: this retries until Redis takes it (readers drop duplicates), and
-        returns False only if `close` was called first. What the requests used goes with it.
+        returns False only if `close` was called first. What the requests used goes with it. Of a
+        request that is no longer leased to this engine nothing is sent: see `take_unheard`.
         """
         if not batches:
             return True
         outputs = [output for batch in batches.values() for output in batch.outputs]
-        ended = [
-            (output.request_id, output.epoch)
-            for output in outputs
-            if output.finish_reason is not None
-        ]
-        return self._publish(batches, self._meter.observe(outputs), ended)
+        return self._publish(batches, self._meter.observe(outputs), [])
+
+    def take_unheard(self) -> list[Abort]:
+        """What would abort the requests that another engine, or nobody, has now; each call's news.
+
+        From any thread, after `publish`.
+        """
+        found = []
+        while not self._unheard.empty():
+            found.append(self._unheard.get())
+        return found
 
     def publish_end(self, abort: Abort, reason: str) -> bool:
         """Say what an aborted request used, and end its lease; nobody waits for its output."""
@@ -171,9 +181,13 @@ class EngineTransport:
         records: list[UsageRecord],
         ended: list[tuple[str, int]],
     ) -> bool:
-        args: list[Any] = [MAX_OUT_ENTRIES, int(OUT_STREAM_TTL_S * 1000), len(batches)]
+        args: list[Any] = [self.engine_id, self._boot_id]
+        args += (MAX_OUT_ENTRIES, int(OUT_STREAM_TTL_S * 1000), len(batches))
         for api_id, batch in batches.items():
-            args += (api_id, codec.encode(batch))
+            args += (api_id, len(batch.outputs))
+            for output in batch.outputs:
+                args += (output.request_id, output.epoch, _effect(output))
+                args.append(codec.encode_part(output))
         args.append(len(records))
         for record in records:
             args += (record.request_id, record.epoch, codec.encode(record))
@@ -182,13 +196,16 @@ class EngineTransport:
         attempt = 0
         while True:
             try:
-                self._run("publish", *args)
-                return True
+                dropped = self._run("publish", *args)
+                break
             except QueueUnavailableError as error:
                 log.warning("publish_retried", engine_id=self.engine_id, error=str(error))
                 if self._is_closed.wait(PUBLISH_RETRY_S[min(attempt, len(PUBLISH_RETRY_S) - 1)]):
                     return False
                 attempt += 1
+        for request_id, epoch in zip(dropped[::2], dropped[1::2], strict=True):
+            self._unheard.put(Abort(request_id=request_id.decode(), epoch=int(epoch)))
+        return True
 
     def heartbeat(self, status: EngineStatus) -> None:
         """Be alive for another second, and charge what was generated. Every 0.25 s, one thread."""
@@ -221,11 +238,20 @@ class EngineTransport:
                 pipe.srem(name, *removed_members)
             pipe.execute()
 
+    def stand_down(self) -> None:
+        """This engine will not ask any more: let no new request count on it."""
+        with translated_errors():
+            self._redis.zrem(keys.IDLE, self.engine_id)
+
+    def say_goodbye(self) -> None:
+        """Be dead to everybody from now on, and not only when the heartbeat has run out."""
+        self._run("reap", self.engine_id, self._boot_id)
+
     def close(self) -> None:
-        """Leave the queue. What is still leased ends as `engine_lost` at its API process."""
+        """Leave the queue. What is still leased goes to another engine, as after a death."""
         self._is_closed.set()
         try:
-            self._run("reap", self.engine_id, self._boot_id)
+            self.say_goodbye()
         except QueueUnavailableError as error:
             log.warning("goodbye_failed", engine_id=self.engine_id, error=str(error))
         self._redis.close()
@@ -280,3 +306,10 @@ class EngineTransport:
             self.publish({api_id: OutputBatch(engine_id=self.engine_id, outputs=[refusal])})
             return None
         return msgspec.structs.replace(request, epoch=epoch, queue_ms=queue_ms)
+
+
+def _effect(output: TokenOutput) -> str:
+    """On the lease, in the words of lua/publish.lua."""
+    if output.finish_reason is FinishReason.HAND_OVER:
+        return "hand_over"
+    return "" if output.finish_reason is None else "end"

@@ -1,8 +1,8 @@
 """Counts what each leased request generates, and says so for the ledger.
 
 Knows nothing of Redis or Postgres. Invariants: a request that was opened gets one record with a
-finish reason, of its latest lease; every count is absolute, and never more than what was observed,
-which is what is handed to the API process in the same step.
+finish reason, of its latest lease, unless it is handed over; every count is absolute, and never
+more than what was observed, which is what is handed to the API process in the same step.
 """
 
 from __future__ import annotations
@@ -12,7 +12,14 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from engine.messages import Abort, EngineRequest, TokenOutput, UsageAuthor, UsageRecord
+from engine.messages import (
+    Abort,
+    EngineRequest,
+    FinishReason,
+    TokenOutput,
+    UsageAuthor,
+    UsageRecord,
+)
 
 CHECKPOINT_TOKENS = 64  # what a double fault (engine and API process at once) can leave unbilled
 
@@ -107,6 +114,9 @@ class UsageMeter:
             account.num_generated_tokens, output.num_generated_tokens
         )
         account.num_cached_tokens = max(account.num_cached_tokens, output.num_cached_tokens)
+        if output.finish_reason is FinishReason.HAND_OVER:
+            del self._accounts[output.request_id]
+            return self._record(output.request_id, account, None)
         if output.finish_reason is not None:
             reason = output.finish_reason.value if output.error is None else output.error.code
             return self._record(output.request_id, account, reason)

@@ -11,7 +11,7 @@ from typing import Any, cast
 import redis
 
 from engine.messages import EngineRequest
-from engine.transport.client import enqueue_args
+from engine.transport.failover import enqueue_args
 from engine.transport.scripts import read_script
 
 
@@ -19,11 +19,15 @@ class QueueDriver:
     def __init__(self, server: redis.Redis) -> None:
         self._scripts = {
             name: cast("Callable[..., Any]", server.register_script(read_script(name)))
-            for name in ("enqueue", "abort", "inspect", "reap")
+            for name in ("enqueue", "requeue", "abort", "inspect", "reap")
         }
 
     def enqueue(self, request: EngineRequest) -> str:
         return self._text(self._scripts["enqueue"](args=enqueue_args(request)))
+
+    def requeue(self, request: EngineRequest, *, is_forced: bool = False) -> str:
+        args = (*enqueue_args(request), "1" if is_forced else "0")
+        return self._text(self._scripts["requeue"](args=args))
 
     def abort(self, request_id: str, *, only_queued: bool = False) -> str:
         args = (request_id, "1" if only_queued else "0", "", "")

@@ -165,11 +165,7 @@ class StubEngine:
 
     def _drop(self, orphan: Abort) -> None:
         """Forget a request whose API process died."""
-        running = self._running.get(orphan.request_id)
-        if running is not None and running.request.epoch == orphan.epoch:
-            self.aborted.append(orphan.request_id)
-            del self._running[orphan.request_id]
-            self._free_pages += running.num_pages
+        if self._forget(orphan):
             self._transport.publish_end(orphan, "api_lost")
 
     def _lease(self) -> None:
@@ -247,3 +243,15 @@ class StubEngine:
             }
         )
         self.num_published_batches += len(by_api)
+        for unheard in self._transport.take_unheard():
+            self._forget(unheard)
+
+    def _forget(self, abort: Abort) -> bool:
+        """Stop to run a request, without a word; whether it ran."""
+        running = self._running.get(abort.request_id)
+        if running is None or running.request.epoch != abort.epoch:
+            return False
+        self.aborted.append(abort.request_id)
+        del self._running[abort.request_id]
+        self._free_pages += running.num_pages
+        return True

@@ -3,59 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 import redis
 
-from engine.adapter_loader import AdapterLoader
-from engine.config import EngineConfig
-from engine.core import EngineCore
-from engine.loop import EngineLoop
 from engine.messages import AdapterRef, EngineRequest, FinishReason, UsageAuthor, UsageRecord
-from engine.model_runner import ModelRunner
 from engine.transport import codec, keys
 from engine.transport.client import QueueClient
-from engine.transport.server import EngineTransport
-from lora.base_spec import BaseSpec
-from lora.store import LocalAdapterStore
-from tests.builders.peft_models import make_tiny_llama
 from tests.builders.requests import make_request
+from tests.builders.running_engine import RunningEngine
 from tests.builders.waiting import until
-
-
-class RunningEngine:
-    """`python -m engine` without the process: every thread of it, on a tiny model."""
-
-    def __init__(self, folder: Path, redis_url: str, **config: int) -> None:
-        model = make_tiny_llama(folder / "base")
-        base = BaseSpec.from_folder(model)
-        settings = EngineConfig(pool_bytes=1 << 22, **config)
-        loader = AdapterLoader(
-            LocalAdapterStore(folder / "store"), base, on_completed=lambda: self.loop.wake()
-        )
-        runner = ModelRunner(settings, base, model)
-        self.core = EngineCore(settings, base, runner, loader, "engine-a")
-        self.loop = EngineLoop(self.core, EngineTransport(redis_url, "engine-a"), settings)
-        self._thread = threading.Thread(target=self.loop.run)
-        self._loader = loader
-
-    def __enter__(self) -> RunningEngine:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.loop.stop()
-        self._thread.join(timeout=30)
-        assert not self._thread.is_alive(), "the loop did not stop"
-        self._loader.close()
-
-    @property
-    def is_empty(self) -> bool:
-        num_available = self.core.scheduler.num_available_pages
-        return not self.core.has_work and num_available == self.core.pool.num_pages
 
 
 @pytest.fixture

@@ -1,7 +1,8 @@
 -- Where are these requests, and which engines live?
 -- ARGV: generation to set where there is none, request *
 -- Returns {generation, live engines, dead engines, one letter per request}: q queued, l leased to
--- a live engine, d leased to a dead one, u unknown (finished, or this server lost its data).
+-- a live engine, d leased to a dead one, h handed over by one that drains, u unknown (finished, or
+-- this server lost its data).
 redis.call('SET', key('generation'), ARGV[1], 'NX')
 local live, dead, states = {}, {}, {}
 for _, engine in ipairs(redis.call('SMEMBERS', key('engines'))) do
@@ -12,7 +13,7 @@ for i = 2, #ARGV do
   local lease = redis.call('HGET', key('leases'), ARGV[i])
   if lease then
     local _, boot, engine = parse_lease(lease)
-    states[#states + 1] = is_alive(engine, boot) and 'l' or 'd'
+    states[#states + 1] = boot == NOBODY and 'h' or is_alive(engine, boot) and 'l' or 'd'
   else
     states[#states + 1] = redis.call('EXISTS', key('request', ARGV[i])) == 1 and 'q' or 'u'
   end

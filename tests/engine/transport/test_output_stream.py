@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.messages import FinishReason, TokenOutput
-from engine.transport.output_stream import OutputStream
+from engine.transport.failover import request_to_go_on
+from engine.transport.output_stream import Adrift, OutputStream
 from tests.builders.requests import make_request
 
 
@@ -95,14 +96,53 @@ async def test_what_was_delivered_before_is_not_delivered_again() -> None:
     assert token_ids(await drain(stream)) == [3]
 
 
-async def test_a_hole_ends_the_stream_instead_of_being_skipped() -> None:
+async def test_a_hole_is_never_skipped_and_sets_the_stream_adrift() -> None:
     stream, ending = make_stream()
     stream.push(tokens(0, [1]), "engine", 0.0)
     stream.push(tokens(2, [3]), "engine", 0.0)
-    outputs = await drain(stream)
-    assert token_ids(outputs) == [1]
-    assert outputs[-1].error is not None and outputs[-1].error.code == "output_lost"
-    assert ending.calls == [True]
+    stream.push(tokens(1, [2]), "engine", 0.0)
+    assert stream.adrift is Adrift.TORN
+    assert stream.token_ids == [1]
+    assert ending.calls == []
+
+
+async def test_two_engines_that_tell_of_one_lease_set_the_stream_adrift() -> None:
+    stream, _ = make_stream()
+    stream.push(tokens(0, [1]), "engine", 0.0)
+    stream.push(tokens(1, [2]), "other", 0.0)
+    assert stream.adrift is Adrift.TORN
+    assert stream.token_ids == [1]
+
+
+async def test_what_comes_during_a_move_is_dropped_where_the_request_moved() -> None:
+    stream, _ = make_stream()
+    stream.push(tokens(0, [1], epoch=1), "old", 0.0)
+    stream.hold()
+    moved = request_to_go_on(stream, Adrift.DIED)
+    stream.push(tokens(1, [99], epoch=1), "old", 0.0)
+    stream.move(moved, 0.0, deadline_at=1.0)
+    stream.push(tokens(1, [98], epoch=1), "old", 0.0)
+    stream.push(tokens(1, [2], epoch=2, finish=FinishReason.STOP), "new", 0.0)
+    assert (moved.delivered_token_ids, moved.epoch, moved.num_deaths) == ([1], 1, 1)
+    assert token_ids(await drain(stream)) == [1, 2]
+
+
+async def test_what_comes_during_a_move_is_taken_where_the_request_stayed() -> None:
+    stream, _ = make_stream()
+    stream.push(tokens(0, [1], epoch=1), "old", 0.0)
+    stream.hold()
+    stream.push(tokens(1, [2], epoch=1, finish=FinishReason.STOP), "old", 0.0)
+    stream.resume(0.0)
+    assert token_ids(await drain(stream)) == [1, 2]
+
+
+async def test_a_request_that_is_handed_over_has_not_ended() -> None:
+    stream, ending = make_stream()
+    stream.push(tokens(0, [1]), "engine", 0.0)
+    stream.push(tokens(0, [], finish=FinishReason.HAND_OVER), "engine", 0.0)
+    assert stream.adrift is Adrift.HANDED_OVER
+    assert request_to_go_on(stream, Adrift.HANDED_OVER).num_deaths == 0
+    assert ending.calls == []
 
 
 async def test_nothing_follows_the_end_and_the_end_is_told_once() -> None:
