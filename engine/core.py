@@ -45,6 +45,7 @@ from engine.sequence import Sequence
 from engine.speeds import Speeds
 from engine.step_handle import StepHandle
 from engine.stopwatch import Stopwatch
+from engine.swapping import PageMover, Swapping
 from lora.base_spec import BaseSpec
 
 log = structlog.get_logger()
@@ -56,7 +57,7 @@ MAX_DEATHS = 1
 """Engines that a request may have seen die; one more is no accident."""
 
 
-class Runner(Protocol):
+class Runner(PageMover, Protocol):
     """Executes steps in order: computes their tokens and samples for whoever is complete."""
 
     @property
@@ -138,17 +139,34 @@ class EngineCore:
             watch=self._loading,
         )
         self.prefix_cache = PrefixCache(self.pool, ageing, config.prefix_protected_share)
+        self.swapping = Swapping(
+            self.pool,
+            self.prefix_cache,
+            self.host_tier,
+            runner,
+            self.speeds,
+            preemption=config.preemption,
+            block_size=config.block_size,
+            page_bytes=config.page_bytes(base),
+        )
         holdings = Holdings(
             self.pool,
             self.residency,
             self.prefix_cache,
+            self.swapping,
             self.speeds,
             config.block_size,
             base.max_model_len,
         )
         order = FairOrder(config.max_age_s, config.overtaking_slack_tokens, clock)
         self.scheduler = Scheduler(
-            config, self.pool, self.residency, self.prefix_cache, holdings, order
+            config,
+            self.pool,
+            self.residency,
+            self.prefix_cache,
+            holdings,
+            self.swapping,
+            order,
         )
         # NOTE: the secret dies with this process, and the cache with it.
         self._hasher = BlockHasher(
@@ -157,16 +175,16 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.num_sequences > 0 or self._has_results
+        return self.scheduler.num_sequences > 0 or self._is_busy
 
     @property
     def has_runnable(self) -> bool:
         """False while all there is waits for an adapter: then the next step would do nothing."""
-        return self._has_results or self.scheduler.num_loading < self.scheduler.num_sequences
+        return self._is_busy or self.scheduler.num_loading < self.scheduler.num_sequences
 
     @property
-    def _has_results(self) -> bool:
-        return bool(self._answers) or bool(self._in_flight)
+    def _is_busy(self) -> bool:
+        return bool(self._answers) or bool(self._in_flight) or self.swapping.is_busy
 
     def block_keys(self, request: EngineRequest) -> BlockKeys | None:
         """For any thread: what `add` takes, so that no prompt is hashed on the step loop.

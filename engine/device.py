@@ -7,6 +7,7 @@ models or pages. Invariant: no method but `Event.wait` and `synchronize` waits f
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Generic, Protocol, TypeVar
@@ -26,6 +27,9 @@ class Event(Protocol):
     def wait(self) -> None:
         """Block this thread until everything before the point is done."""
 
+    def seconds_since(self, earlier: Event) -> float:
+        """Between two points of the same queue that were recorded `timed` and are done."""
+
 
 class Graph(Protocol[T_co]):
     """Work that was recorded once and runs again on the same memory."""
@@ -44,7 +48,7 @@ class Device(Protocol):
     def host_empty(self, num_bytes: int) -> Tensor:
         """Unwritten host memory [num_bytes] uint8 that copies can use while the CPU goes on."""
 
-    def record(self) -> Event:
+    def record(self, *, timed: bool = False) -> Event:
         """The point after all that has been queued on the current queue."""
 
     def copies(self) -> AbstractContextManager[None]:
@@ -61,11 +65,18 @@ class Device(Protocol):
 
 
 class _DoneEvent:
+    def __init__(self) -> None:
+        self._at = time.perf_counter()
+
     def is_done(self) -> bool:
         return True
 
     def wait(self) -> None:
         pass
+
+    def seconds_since(self, earlier: Event) -> float:
+        assert isinstance(earlier, _DoneEvent)
+        return self._at - earlier._at
 
 
 class _HostGraph(Generic[T]):
@@ -86,7 +97,7 @@ class HostDevice:
     def host_empty(self, num_bytes: int) -> Tensor:
         return torch.empty(num_bytes, dtype=torch.uint8)
 
-    def record(self) -> Event:
+    def record(self, *, timed: bool = False) -> Event:
         return _DoneEvent()
 
     def copies(self) -> AbstractContextManager[None]:
@@ -103,8 +114,8 @@ class HostDevice:
 
 
 class _CudaEvent:
-    def __init__(self) -> None:
-        self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    def __init__(self, *, timed: bool) -> None:
+        self._event = torch.cuda.Event(enable_timing=timed)  # type: ignore[no-untyped-call]
         self._event.record()
 
     def is_done(self) -> bool:
@@ -112,6 +123,11 @@ class _CudaEvent:
 
     def wait(self) -> None:
         self._event.synchronize()
+
+    def seconds_since(self, earlier: Event) -> float:
+        assert isinstance(earlier, _CudaEvent)
+        milliseconds: float = earlier._event.elapsed_time(self._event)
+        return milliseconds / 1e3
 
 
 class _CudaGraph(Generic[T]):
@@ -136,8 +152,8 @@ class CudaDevice:
     def host_empty(self, num_bytes: int) -> Tensor:
         return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
 
-    def record(self) -> Event:
-        return _CudaEvent()
+    def record(self, *, timed: bool = False) -> Event:
+        return _CudaEvent(timed=timed)
 
     @contextmanager
     def copies(self) -> Iterator[None]:

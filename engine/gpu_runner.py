@@ -33,6 +33,7 @@ from engine.scheduler import Step
 from engine.sequence import Sequence as EngineSequence
 from engine.step_buffer import StepBuffer, views
 from engine.step_handle import StepHandle
+from engine.swap import HostCopy, Swapper, Transfer
 from kernels.backends import choose_backend
 from kernels.gpu.attention import HeadShape
 from lora.base_spec import BaseSpec
@@ -98,6 +99,12 @@ class GpuRunner:
 
     def poison_pages(self, pages: Sequence[int]) -> None:
         self.kv_cache.poison(pages)
+
+    def swap_out(self, pages: Sequence[int]) -> HostCopy:
+        return self._swapper.swap_out(pages)
+
+    def swap_in(self, copy: HostCopy, pages: Sequence[int]) -> Transfer:
+        return self._swapper.swap_in(copy, pages)
 
     def prepare_adapter(self, weights: LoraWeights) -> HostPages:
         """For loader threads: an adapter as the pages that this runner's kernels read."""
@@ -165,6 +172,7 @@ class GpuRunner:
         page_bytes, num_pages = config.page_bytes(base), config.num_pages(base)
         shape = cache_shape(config, base)
         self.kv_cache = PagedKVCache(shape, num_pages, page_bytes, self._device.target)
+        self._swapper = Swapper(self.kv_cache.pages, self._device, self._ops)
         self._page_format = page_format(base, page_bytes, self._dtype.itemsize)
         self._planner = BatchPlanner(
             HeadShape(base.num_heads, base.num_kv_heads, self._dtype.itemsize),

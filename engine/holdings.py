@@ -14,6 +14,7 @@ from engine.prefix_cache import CacheTenant, PrefixCache
 from engine.residency import Residency
 from engine.sequence import Sequence
 from engine.speeds import Speeds
+from engine.swapping import Swapping
 
 
 class Holdings:
@@ -24,6 +25,7 @@ class Holdings:
         pool: PagePool,
         residency: Residency,
         cache: PrefixCache,
+        swapping: Swapping,
         speeds: Speeds,
         block_size: int,
         max_model_len: int,
@@ -32,6 +34,7 @@ class Holdings:
         self._pool = pool
         self._residency = residency
         self._cache = cache
+        self._swapping = swapping
         self._speeds = speeds
         self._block_size = block_size
         self._max_model_len = max_model_len
@@ -39,11 +42,14 @@ class Holdings:
 
     def acquire(self, sequence: Sequence, max_num_tokens: int) -> bool:
         """Take the adapter, the blocks of the prefix that are cached, and pages for the tokens
-        after them, `max_num_tokens` at most; nothing where there is no room for all."""
+        after them: those that were saved when it was preempted, which begin to come back, and
+        `max_num_tokens` more at most. Nothing where there is no room for all."""
         adapter, owner = sequence.adapter, sequence.owner
         keys = _usable_keys(sequence, self._block_size)
         matched = self._cache.match(keys)
         begin = len(matched) * self._block_size
+        if saved := self._swapping.find(sequence, len(matched)):
+            matched, begin = matched[: saved.first_block], saved.num_tokens
         end = min(sequence.num_tokens, begin + max_num_tokens)
         num_blocks = self._num_blocks(end) - len(matched)
         needed = num_blocks
@@ -59,22 +65,41 @@ class Holdings:
         if adapter is not None:
             self._residency.acquire(adapter)
         self._num_holders += 1
-        sequence.block_table = matched + self._pool.allocate(num_blocks, owner)
+        pages = self._pool.allocate(num_blocks, owner)
+        if saved is None:
+            self._swapping.forget(sequence)
+        elif not self._swapping.restore(sequence, pages):
+            begin = len(matched) * self._block_size
+        sequence.block_table = matched + pages
         sequence.num_computed_tokens = begin
         sequence.num_known_blocks = len(matched)
         self._cache.announce(keys[len(matched) :], owner)
-        self._count_hits(sequence, begin)
+        self._count_hits(sequence, len(matched) * self._block_size)
         return True
 
     def extend(self, sequence: Sequence, num_tokens: int) -> bool:
         """Take pages for the next `num_tokens`, evicting what is cold where needed."""
-        needed = self._num_blocks(sequence.num_computed_tokens + num_tokens)
-        missing = needed - len(sequence.block_table)
+        missing = self._num_missing(sequence, num_tokens)
         if missing > 0:
             if not self._make_room(sequence, missing):
                 return False
             sequence.block_table += self._pool.allocate(missing, sequence.owner)
         return True
+
+    def has_room_coming(self, sequence: Sequence, num_tokens: int) -> bool:
+        """Whether `extend`, which fails now, can when the copies under way have freed pages."""
+        return self._swapping.num_leaving_pages >= self.room.num_lacking(
+            self._num_missing(sequence, num_tokens),
+            sequence.request.tenant_id,
+            keep=sequence.adapter,
+            force=self._is_alone(sequence),
+        )
+
+    def suspend(self, sequence: Sequence) -> None:
+        """Give back all that it holds; what it has computed is saved, or to be computed again."""
+        self._swapping.save(sequence)
+        self.release(sequence)
+        sequence.num_computed_tokens = 0
 
     def release(self, sequence: Sequence) -> None:
         """Give back all that it holds. No step in flight may use it."""
@@ -111,8 +136,10 @@ class Holdings:
             return False
         if sequence.awaited_key is None or not self._cache.is_under_way(sequence.awaited_key):
             keys = _usable_keys(sequence, self._block_size)
-            following = keys[len(self._cache.match(keys)) :]
+            num_matched = len(self._cache.match(keys))
+            following = keys[num_matched:]
             is_awaited = bool(following) and self._cache.is_under_way(following[0])
+            is_awaited = is_awaited and self._swapping.find(sequence, num_matched) is None
             sequence.awaited_key = following[0] if is_awaited else None
         return sequence.awaited_key is not None
 
@@ -142,6 +169,10 @@ class Holdings:
             keys = sequence.block_keys.keys
             for page, key in zip(sequence.block_table, keys, strict=False):
                 assert self._cache.owner_key(page) in (None, key), "another one's block"
+
+    def _num_missing(self, sequence: Sequence, num_tokens: int) -> int:
+        needed = self._num_blocks(sequence.num_computed_tokens + num_tokens)
+        return needed - len(sequence.block_table)
 
     def _withdraw(self, sequence: Sequence) -> None:
         if sequence.block_keys is not None:

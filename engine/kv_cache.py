@@ -50,6 +50,10 @@ class LayeredKVCache:
             for _ in range(shape.num_layers)
         ]
 
+    @property
+    def num_layers(self) -> int:
+        return len(self._layers)
+
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         return self._layers[index]
 

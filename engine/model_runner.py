@@ -23,6 +23,7 @@ from engine.sampler import sample_rows
 from engine.scheduler import Step
 from engine.sequence import Sequence as EngineSequence
 from engine.step_handle import CompletedStep, StepHandle
+from engine.swap import LayeredSwapper
 from kernels.backends import choose_backend
 from kernels.interface import KernelBackend
 from lora.base_spec import BaseSpec
@@ -48,6 +49,8 @@ class ModelRunner:
             self._decoder = load_decoder(folder, base, dtype, self._ops, torch.device("cpu"))
             wrap_linears(self._decoder, self._ops)
             self.kv_cache = LayeredKVCache(cache_shape(config, base), config.num_pages(base))
+        swapper = LayeredSwapper(self.kv_cache)
+        self.swap_out, self.swap_in = swapper.swap_out, swapper.swap_in
 
     @torch.inference_mode()
     def execute(self, step: Step, residency: Residency) -> StepHandle:

@@ -3,8 +3,9 @@
 There is no prefill or decode phase: a step is one map `{sequence: num_tokens}`. Sequences that
 decode come first; then prompts, of running and of waiting sequences, the least-served tenant's
 first (`engine/fair_order.py`). A waiting sequence whose adapter is not ready is skipped, never
-waited for. When pages run out, the most over-served tenant's newest sequence is preempted and
-recomputed later. Source: iteration-level scheduling (Orca, Yu et al. 2022), chunked prefill
+waited for. When pages run out, the most over-served tenant's newest sequence is preempted: it goes
+on later, from pages on the host or by computing again (`engine/swapping.py`). Source:
+iteration-level scheduling (Orca, Yu et al. 2022), chunked prefill
 (Sarathi, Agrawal et al. 2023), preemption by recompute (vLLM, Kwon et al. 2023).
 
 A step may be scheduled while the one before it is in flight: the tokens of that one have
@@ -29,9 +30,11 @@ from engine.fair_order import FairOrder
 from engine.holdings import Holdings
 from engine.messages import EngineError, FinishReason
 from engine.page_pool import PagePool
+from engine.policy import choose_victim
 from engine.prefix_cache import PrefixCache
 from engine.residency import AdapterKey, LoadResult, Residency, adapter_key
 from engine.sequence import Sequence
+from engine.swapping import Swapping
 
 log = structlog.get_logger()
 
@@ -45,7 +48,8 @@ class _Draft:
 
     step: Step
     budget: int
-    has_preempted: bool = False
+    is_short: bool = False
+    """A running sequence lacks pages: nobody else is to have them."""
     is_stuck: bool = False
     """Only the step in flight, when it has landed, can free the pages that are wanted."""
 
@@ -64,6 +68,7 @@ class Scheduler:
         residency: Residency,
         cache: PrefixCache,
         holdings: Holdings,
+        swapping: Swapping,
         order: FairOrder,
     ) -> None:
         self._config = config
@@ -71,6 +76,7 @@ class Scheduler:
         self._residency = residency
         self._cache = cache
         self._holdings = holdings
+        self._swapping = swapping
         self._waiting = order
         self._running: dict[Sequence, None] = {}
         """In order of admission."""
@@ -121,6 +127,7 @@ class Scheduler:
             error = result.error or self._holdings.never_fits(sequence)
             if error is not None:
                 self._waiting.remove(sequence)
+                self._swapping.forget(sequence)
                 self._failed.append((sequence, error))
         self._forget_unwanted_adapters()
 
@@ -130,6 +137,7 @@ class Scheduler:
 
     def schedule(self) -> Step:
         """The next step; empty where nothing can run before the step in flight has landed."""
+        self._swapping.land()
         draft = _Draft({}, self._config.max_num_batched_tokens)
         able = list(filter(self._can_compute, self._running))
         prompts = [sequence for sequence in able if sequence.num_uncomputed_tokens > 1]
@@ -193,6 +201,7 @@ class Scheduler:
         """Assert that pages, sequences and adapters agree on who owns what."""
         self._pool.check_integrity(self._owners(), self._cache.cold_pages())
         self._cache.check_integrity(each.owner for each in (*self._running, *self._leaving))
+        self._swapping.check_integrity(list(self._waiting))
         for sequence in self._running:
             self._holdings.check_integrity(sequence)
         for sequence in self._waiting:
@@ -207,12 +216,16 @@ class Scheduler:
             return  # `not in`: preempted for another one
         num_tokens = min(sequence.num_uncomputed_tokens, draft.budget)
         while not self._holdings.extend(sequence, num_tokens):
+            draft.is_short = True
+            if self._holdings.has_room_coming(sequence, num_tokens):
+                return
             if self._has_step_in_flight:
                 # Landing may free pages; what is in flight cannot be preempted anyway.
                 draft.is_stuck = True
                 return
-            draft.has_preempted = True
-            victim = max(self._running, key=self._waiting.turn)
+            victim = choose_victim(self._running, self._waiting.service)
+            if self._swapping.is_moving(victim):
+                return  # it has just come back, and may go when it is here
             draft.budget += draft.step.pop(victim, 0)
             self._preempt(victim)
             if victim is sequence:
@@ -236,7 +249,7 @@ class Scheduler:
 
     def _can_admit(self, draft: _Draft) -> bool:
         has_seat = len(self._running) < self._config.max_num_seqs
-        return has_seat and not draft.is_full and not draft.has_preempted
+        return has_seat and not draft.is_full and not draft.is_short
 
     def _admit(self, draft: _Draft, sequence: Sequence) -> None:
         """Let a waiting sequence run, if there is room for what it needs first."""
@@ -251,9 +264,12 @@ class Scheduler:
             draft.budget -= draft.step[sequence]
 
     def _is_ready(self, sequence: Sequence) -> bool:
-        """False while its adapter is on its way, or another one fills a block that it needs."""
+        """False while its adapter or its pages are on their way, or another one fills a block that
+        it needs."""
         self._request_adapter(sequence)
-        return not self._is_loading(sequence) and not self._holdings.awaits_prefix(sequence)
+        if self._is_loading(sequence) or self._swapping.is_moving(sequence):
+            return False
+        return not self._holdings.awaits_prefix(sequence)
 
     def _publish(self, sequence: Sequence) -> None:
         try:
@@ -277,7 +293,10 @@ class Scheduler:
         return sequence.adapter is not None and self._residency.is_loading(sequence.adapter)
 
     def _can_compute(self, sequence: Sequence) -> bool:
-        """False while its adapter's pages are being filled, or its last token is in flight."""
+        """False while its pages or its adapter's are being filled, or its last token is in
+        flight."""
+        if self._swapping.is_moving(sequence):
+            return False
         if sequence.adapter is not None and not self._residency.is_installed(sequence.adapter):
             return False
         return sequence.num_placeholders == 0 or not sequence.reaches_limit(
@@ -289,10 +308,9 @@ class Scheduler:
         return any(sequence.num_in_flight for sequence in (*self._running, *self._leaving))
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Give its pages back and recompute it later; the tokens it has stay."""
+        """Let it wait again, without its pages; the tokens it has stay."""
         del self._running[sequence]
-        self._holdings.release(sequence)
-        sequence.num_computed_tokens = 0
+        self._holdings.suspend(sequence)
         self._waiting.push(sequence)
 
     def _end(self, sequence: Sequence, reason: FinishReason) -> None:
@@ -300,6 +318,7 @@ class Scheduler:
         sequence.finish_reason = reason
         if sequence not in self._running:
             self._waiting.remove(sequence)
+            self._swapping.forget(sequence)
             return
         if reason is FinishReason.ERROR:
             self._holdings.distrust(sequence)
@@ -322,5 +341,6 @@ class Scheduler:
 
     def _owners(self) -> Iterator[tuple[Hashable, list[int]]]:
         yield from self._residency.owners()
+        yield from self._swapping.owners()
         for sequence in (*self._running, *self._leaving):
             yield sequence.owner, sequence.block_table

@@ -22,6 +22,10 @@ class LaggingEvent:
             self._device.num_waits += 1
             self._device.now = self._due
 
+    def seconds_since(self, earlier: Event) -> float:
+        assert isinstance(earlier, LaggingEvent)
+        return float(self._due - earlier._due)
+
 
 class LaggingDevice(HostDevice):
     """Events are done `lag` ticks after they were recorded; a wait lets that time pass."""
@@ -31,5 +35,5 @@ class LaggingDevice(HostDevice):
         self.now = 0
         self.num_waits = 0
 
-    def record(self) -> Event:
+    def record(self, *, timed: bool = False) -> Event:
         return LaggingEvent(self)

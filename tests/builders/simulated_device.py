@@ -3,13 +3,14 @@
 A token is a checksum of the prefix that the step finds in the device's pages, and of the adapter
 that it finds in the adapter's pages; so a wrong id, a page that was given away too early or an
 adapter that was evicted in use gives other tokens. Steps run as late as they can: when their
-result is asked for. Knows nothing of the scheduler but what a real runner sees.
+result is asked for; and pages are copied when the copy is found to be done. Knows nothing of the
+scheduler but what a real runner sees.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from zlib import crc32
@@ -96,16 +97,48 @@ class _Launched:
         return dict(zip(self.sampling, self.sampled, strict=True))
 
 
+@dataclass(eq=False)
+class SimulatedTransfer:
+    """A copy in the device's queue, which takes effect when it is found to be done."""
+
+    device: SimulatedDevice
+    pages: list[int]
+    num_polls_left: int
+    take_effect: Callable[[], None]
+    seconds: float = 1e-3
+
+    def is_done(self) -> bool:
+        if self in self.device.transfers:
+            self.num_polls_left -= 1
+            if self.num_polls_left < 0:
+                self.device.transfers.remove(self)
+                self.take_effect()
+        return self not in self.device.transfers
+
+
+@dataclass(eq=False)
+class SimulatedCopy:
+    """Pages on the host; empty until `done`."""
+
+    content: list[list[Any]]
+    done: SimulatedTransfer = field(init=False)
+
+
 class SimulatedDevice:
     """Launches steps without running them; checks that each was given what it may use."""
 
-    def __init__(self, config: EngineConfig, max_in_flight: int) -> None:
+    def __init__(self, config: EngineConfig, max_in_flight: int, copy_lag: int = 0) -> None:
+        """copy_lag: how often a copy is found not to be done yet."""
         self.max_in_flight = max_in_flight
         self.log: list[tuple[str, int]] = []
         self.num_starts: Counter[str] = Counter()
         """How often each request was computed from its first token on."""
         self.broken_launches: set[int] = set()
         self.broken_results: set[int] = set()
+        self.copy_lag = copy_lag
+        self.transfers: list[SimulatedTransfer] = []
+        """Copies under way."""
+        self.num_swaps: Counter[str] = Counter()
         self._config = config
         self._memory: dict[int, list[Any]] = {}
         self._queue: deque[_Launched] = deque()
@@ -139,8 +172,41 @@ class SimulatedDevice:
 
     def poison_pages(self, pages: Sequence[int]) -> None:
         """They are in no step that waits, so that this may happen at once."""
+        copied = {page for transfer in self.transfers for page in transfer.pages}
+        demand(not copied & set(pages), "a page became free while it is copied")
         for page in pages:
             self._memory.pop(page, None)
+
+    def swap_out(self, pages: Sequence[int]) -> SimulatedCopy:
+        self.num_swaps["out"] += 1
+        copy = SimulatedCopy([])
+        last = self._last
+
+        def read() -> None:
+            if last is not None:
+                self.run_until(last)
+            for page in pages:
+                demand(page in self._memory, "a page was lost before it was copied")
+                copy.content.append(list(self._memory[page]))
+
+        copy.done = self._queue_copy(pages, read)
+        return copy
+
+    def swap_in(self, copy: SimulatedCopy, pages: Sequence[int]) -> SimulatedTransfer:
+        self.num_swaps["in"] += 1
+        demand(copy.done not in self.transfers, "swapped in before it was out")
+        demand(len(copy.content) == len(pages), "as many pages as were swapped out")
+
+        def write() -> None:
+            for page, content in zip(pages, copy.content, strict=True):
+                self._memory[page] = list(content)
+
+        return self._queue_copy(pages, write)
+
+    def _queue_copy(self, pages: Sequence[int], effect: Callable[[], None]) -> SimulatedTransfer:
+        transfer = SimulatedTransfer(self, list(pages), self.copy_lag, effect)
+        self.transfers.append(transfer)
+        return transfer
 
     def run_until(self, step: _Launched) -> None:
         while step in self._queue:
@@ -182,6 +248,9 @@ class SimulatedDevice:
             if last < 0:
                 sampling = before.sampling if before is not None else []
                 demand(sampling[-1 - last : -last] == [rows.sequence], "another one's row")
+            for transfer in self.transfers:
+                is_copied = rows.pages & set(transfer.pages)
+                demand(not is_copied, "these pages are being copied")
             for step in self._queue:
                 for others in step.rows:
                     if others.sequence is not rows.sequence:

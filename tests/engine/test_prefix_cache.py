@@ -21,7 +21,9 @@ from engine.residency import Residency
 from engine.sequence import Sequence
 from engine.speeds import Speeds
 from engine.stopwatch import Stopwatch
+from engine.swapping import Swapping
 from tests.builders.engines import make_request
+from tests.builders.scripted_mover import ScriptedMover
 
 BLOCK_SIZE = 4
 PREFIX = (7, 7, 7, 7, 7, 7, 7, 7, 7)
@@ -52,7 +54,19 @@ class Books:
             watch=Stopwatch(time.perf_counter),
         )
         self.cache = PrefixCache(self.pool, ageing, self.protected_share)
-        self.holdings = Holdings(self.pool, self.residency, self.cache, speeds, BLOCK_SIZE, 10_000)
+        swapping = Swapping(
+            self.pool,
+            self.cache,
+            HostTier(0),
+            ScriptedMover(),
+            speeds,
+            preemption="recompute",
+            block_size=BLOCK_SIZE,
+            page_bytes=1,
+        )
+        self.holdings = Holdings(
+            self.pool, self.residency, self.cache, swapping, speeds, BLOCK_SIZE, 10_000
+        )
         self.hasher = BlockHasher(BLOCK_SIZE, "base", bytes(32), self.shared_prefixes)
         self.running: list[Sequence] = []
 

@@ -20,6 +20,7 @@ from engine.step_handle import CompletedStep, StepHandle
 from tests.builders.adapters import TINY_BASE
 from tests.builders.engines import make_request, tokens_of
 from tests.builders.scripted_loader import CORRUPT, PAGE_BYTES, ScriptedLoader, make_ref
+from tests.builders.scripted_mover import ScriptedMover
 
 
 @dataclass
@@ -30,6 +31,10 @@ class ScriptedRunner:
     steps: list[dict[str, int]] = field(default_factory=list)
     poison: str | None = None
     max_in_flight = 1
+
+    def __post_init__(self) -> None:
+        mover = ScriptedMover()
+        self.swap_out, self.swap_in = mover.swap_out, mover.swap_in
 
     def execute(self, step: Step, residency: Residency) -> StepHandle:
         assert 0 < sum(step.values()) <= self.config.max_num_batched_tokens

@@ -40,6 +40,8 @@ class DoneAt:
 
     clock: Clock
     moment: float
+    seconds: float = 0.0
+    """What was queued takes so long."""
 
     def is_done(self) -> bool:
         return self.clock() >= self.moment
@@ -141,7 +143,8 @@ class HashRunner:
             self._run(self._queue.popleft())
 
     def _after_swap(self, pages: Sequence[int]) -> DoneAt:
-        return DoneAt(self._clock, self._clock() + len(pages) * self._costs.swap_page_s)
+        seconds = len(pages) * self._costs.swap_page_s
+        return DoneAt(self._clock, self._clock() + seconds, seconds)
 
     def _run(self, launched: _Launched) -> None:
         for rows in launched.rows:
