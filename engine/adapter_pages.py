@@ -34,6 +34,7 @@ class HostPages:
     dtype: torch.dtype
     pool: Tensor
     device: Device
+    is_copied = True
 
     @property
     def num_bytes(self) -> int:

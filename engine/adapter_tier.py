@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from engine.adapter_weights import AdapterWeights, HostWeights
+from engine.adapter_weights import HostWeights
 from engine.host_tier import HostTier
 
 Key = tuple[str, str]
@@ -34,9 +34,9 @@ class AdapterTier:
     def would_keep(self, num_bytes: int) -> bool:
         return self._tier.can_hold(num_bytes)
 
-    def installed(self, key: Key, host: HostWeights, weights: AdapterWeights) -> None:
-        """It has pages from now on: a copy stays, what was not copied is not kept twice."""
-        if weights is host:
-            self._tier.drop(key)
+    def installed(self, key: Key, host: HostWeights) -> None:
+        """It has pages from now on: what was copied stays, what was not is not kept twice."""
+        if host.is_copied:
+            self.keep(key, host)
         else:
-            self._tier.keep(key, host, host.num_bytes)
+            self._tier.drop(key)

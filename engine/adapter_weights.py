@@ -28,11 +28,13 @@ class HostWeights(Protocol):
     def num_bytes(self) -> int:
         """Of the host's memory."""
 
+    @property
+    def is_copied(self) -> bool:
+        """Whether `install` copies. Where not, pages of the pool are its charge while it has any,
+        and no other memory is."""
+
     def num_pages(self, page_bytes: int) -> int:
         """Pages that it takes from the pool."""
 
     def install(self, pages: Sequence[int]) -> AdapterWeights:
-        """Begin to fill `pages`, which are the adapter's from now on. Never blocks.
-
-        Itself where nothing is copied: then the pages of the pool are its charge.
-        """
+        """Begin to fill `pages`, which are the adapter's from now on. Never blocks."""

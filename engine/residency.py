@@ -63,7 +63,7 @@ class _Entry:
     ref: AdapterRef
     state: State = State.QUEUED
     host: HostWeights | None = None
-    """From being loaded to being ready; after that only where it is the same as `weights`."""
+    """From being loaded to being ready; after that only where its pages are no copy."""
     weights: AdapterWeights | None = None
     pages: list[int] = field(default_factory=list)
     num_holders: int = 0
@@ -261,9 +261,9 @@ class Residency:
         key, host = adapter_key(entry.ref), entry.host
         entry.pages = self._pool.allocate(self._num_pages(entry), key)
         entry.weights = host.install(entry.pages)
-        entry.host = host if entry.weights is host else None
+        entry.host = None if host.is_copied else host
         self.num_kept_installs += entry.state is State.KEPT
-        self._tier.installed(key, host, entry.weights)
+        self._tier.installed(key, host)
         entry.state = State.READY
 
     def _forget(self, entry: _Entry) -> None:

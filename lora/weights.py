@@ -34,6 +34,7 @@ class LoraWeights:
     sites: Mapping[SiteKey, LoraSite]
     num_bytes: int
     is_installed = True
+    is_copied = False
 
     @property
     def for_kernels(self) -> LoraWeights:

@@ -31,6 +31,7 @@ class ScriptedWeights:
     size: int
     loader: ScriptedLoader
     installed_at: float = inf
+    is_copied = False
 
     @property
     def is_installed(self) -> bool:

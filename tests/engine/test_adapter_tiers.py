@@ -164,6 +164,7 @@ class Changing:
         self.num_bytes = weights.num_bytes
         self.num_pages = weights.num_pages
         self.is_installed = True
+        self.is_copied = False
 
     @property
     def for_kernels(self) -> LoraWeights:
@@ -216,6 +217,7 @@ class Tracked:
         self.num_bytes = weights.num_bytes
         self.num_pages = weights.num_pages
         self.is_installed = True
+        self.is_copied = False
         Tracked.alive.add(self)
 
     def install(self, pages: Any) -> AdapterWeights:

@@ -30,6 +30,7 @@ class StubWeights:
     install_s: float
     pages: Sequence[int] = ()
     installed_at: float = inf
+    is_copied = False
 
     @property
     def key(self) -> AdapterKey:
