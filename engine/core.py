@@ -241,18 +241,20 @@ class EngineCore:
 
     def _launch(self, step: Step) -> None:
         self.num_steps += 1
-        launched_at = self._clock()
+        launched_at, failure = self._clock(), None
         try:
             handle = self._runner.execute(step, self.residency)
-        except RowsFailedError as failure:
-            self._leave_out(step, failure)
-        except Exception:  # the engine answers, whatever broke
-            log.exception("launch_failed", **_described(step))
-            self._collect()  # the step before it may still be well
-            self._divide(step)
-        else:
+        except Exception as error:  # the engine answers, whatever broke
+            failure = error
+        if failure is None:
             self.scheduler.launch(step, handle.sampling)
             self._in_flight.append((step, handle, launched_at))
+        elif isinstance(failure, RowsFailedError):
+            self._leave_out(step, failure)
+        else:
+            log.error("launch_failed", exc_info=failure, **_described(step))
+            self._collect()  # the step before it may still be well
+            self._divide(step)
 
     def _leave_out(self, step: Step, failure: RowsFailedError) -> None:
         """Answer the rows that cannot be prepared, and launch the others."""
