@@ -104,11 +104,12 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> EngineError | None:
         """Queue a sequence; an error where it could never run here."""
+        self._request_adapter(sequence)  # first: the host may know how large it is
         error = self._holdings.never_fits(sequence)
         if error is None:
             self._waiting.push(sequence)
-            if sequence.adapter is not None:
-                self._residency.request(sequence.adapter)
+        else:
+            self._forget_unwanted_adapters()
         return error
 
     def abort(self, request_id: str, epoch: int) -> bool:

@@ -194,6 +194,16 @@ def test_a_request_that_can_never_fit_is_answered_at_once() -> None:
     assert len(tokens_of({"fits": outputs["fits"]})["fits"]) == 8
 
 
+def test_a_request_that_never_fits_beside_an_adapter_that_left_the_pool_is_answered() -> None:
+    simulation = Simulation(num_pages=9)
+    simulation.loader.pages = {"a": 3}
+    simulation.run([make_request("brings it", [1], adapter=make_ref("a"))])
+    simulation.run([make_request("takes its pages", [1] * 60)])
+    (only,) = simulation.run([make_request("large", [1] * 59, adapter=make_ref("a"))])["large"]
+    assert only.error is not None and only.error.code == "request_too_large"
+    assert simulation.core.residency.ready_keys() == set()
+
+
 def test_a_request_that_wants_more_than_the_pool_has_ends_by_length() -> None:
     simulation = Simulation(num_pages=5)
     simulation.loader.pages = {"a": 2}
