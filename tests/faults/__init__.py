@@ -1,0 +1,1 @@
+"""Real processes, killed under load; what clients saw is held against the ledger."""

@@ -1,0 +1,100 @@
+"""Kills under load: first the answers of an undisturbed run, then the same questions while it goes.
+
+Knows nothing of what is killed. Invariant: a verdict is reached only when the ledger has taken in
+all that was accepted, or had time enough to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import time
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+
+from app.db import Database
+from tests.app.requests.conftest import Rows
+from tests.builders.waiting import eventually
+from tests.faults.clients import Clients, Question
+from tests.faults.history import Answer, Outcome, Row, Verdict, judge
+from tests.faults.stack import Stack
+
+NUM_IN_FLIGHT = 16
+LEDGER_TIMEOUT_S = 60.0
+KILLS = {  # of engines, API processes, Redis, real engines
+    "few": (20, 5, 5, 2),
+    "many": (200, 50, 20, 10),
+    "soak": (2000, 500, 200, 100),
+}
+
+
+def num_kills(what: str) -> int:
+    """How many this run wants, of `engine`, `api`, `redis` or `real`: see TEST_FAULTS."""
+    counts = KILLS[os.environ.get("TEST_FAULTS", "few")]
+    return counts[("engine", "api", "redis", "real").index(what)]
+
+
+class Campaign:
+    """Of one stack; several runs one after the other."""
+
+    def __init__(self, stack: Stack, owner_url: str, rng: random.Random) -> None:
+        self.stack = stack
+        self.rng = rng
+        self._owner_url = owner_url
+        self._headers = stack.new_key()
+
+    def clients(self, questions: Sequence[Question], num: int = NUM_IN_FLIGHT) -> Clients:
+        return Clients(self.stack.urls, self._headers, questions, num, self.rng)
+
+    async def undisturbed(self, questions: Sequence[Question]) -> dict[Hashable, Answer]:
+        """What each question is answered; every one is asked twice, and answered alike."""
+        answers: dict[Hashable, Answer] = {}
+        async with self.clients(questions, num=0) as clients:
+            for _ in range(2):
+                for call in await asyncio.gather(*map(clients.ask, questions)):
+                    assert call.outcome is Outcome.OK, call
+                    answer = Answer(call.text, call.num_tokens or 0, call.finish_reasons[-1])
+                    assert answers.setdefault(call.asked, answer) == answer
+        return answers
+
+    async def run(
+        self,
+        questions: Sequence[Question],
+        answers: Mapping[Hashable, Answer],
+        disturb: Callable[[Clients], Awaitable[None]],
+        *,
+        may_cut: bool = False,
+        innocent: frozenset[str] = frozenset({"not_enqueued"}),
+    ) -> Verdict:
+        """Ask all the time while `disturb` goes on, and judge."""
+        owner = Database(self._owner_url, pool_size=1)
+        rows = Rows(owner)
+        before = {row["request_id"] for row in await rows.requests()}
+        async with self.clients(questions) as clients:
+            await disturb(clients)
+        await _all_ended(rows)
+        found = [row for row in await _rows(rows) if row.request_id not in before]
+        await owner.close()
+        return judge(clients.calls, answers, found, may_cut=may_cut, innocent=innocent)
+
+
+async def _all_ended(rows: Rows) -> None:
+    """Or so long that the verdict may say which have not."""
+    give_up_at = time.monotonic() + LEDGER_TIMEOUT_S
+
+    async def is_over() -> bool:
+        states = {row["state"] for row in await rows.requests()}
+        return states == {"ended"} or time.monotonic() > give_up_at
+
+    await eventually(is_over, timeout_s=2 * LEDGER_TIMEOUT_S)
+
+
+async def _rows(rows: Rows) -> list[Row]:
+    finals: dict[str, list[tuple[str, int, int]]] = {}
+    for event in await rows.finals():
+        final = (event["finish_reason"], event["num_generated_tokens"], event["epoch"])
+        finals.setdefault(event["request_id"], []).append(final)
+    return [
+        Row(row["request_id"], row["state"], finals.get(row["request_id"], []))
+        for row in await rows.requests()
+    ]

@@ -1,0 +1,68 @@
+"""Real engines on a tiny model, killed while 16 clients stream, greedy and with seeds."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from app.launcher.postgres import PostgresServer
+from tests.faults.campaign import Campaign, num_kills
+from tests.faults.clients import Clients, some_questions
+from tests.faults.conftest import campaign
+from tests.faults.real_base import write_real_base
+from tests.faults.stack import Stack
+from tests.faults.test_kills import Recorder, all_ended, tell
+
+pytestmark = pytest.mark.timeout(3600)
+
+NUM_QUESTIONS = 12
+MAX_TOKENS = (100, 200)
+
+
+@pytest.fixture(scope="module")
+def real_campaign(
+    postgres: PostgresServer, registry_template: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Campaign]:
+    """Two engines, as in production; answers do not depend on who shares a batch."""
+    folder = tmp_path_factory.mktemp("faults")
+    model = write_real_base(folder / "base")
+    command = ("engine", "--model", str(model), "--adapter-store", str(folder / "store"))
+    options = ("--batch-invariant", "--threads", "1", "--pool-bytes", str(1 << 24))
+    with campaign(
+        postgres,
+        registry_template,
+        model,
+        folder,
+        (*command, *options),
+        num_engines=2,
+        num_apis=1,
+    ) as opened:
+        yield opened
+
+
+async def kill_engines(stack: Stack, clients: Clients, num: int, rng: random.Random) -> None:
+    for _ in range(num):
+        await asyncio.sleep(rng.uniform(0.2, 1.0))
+        [victim] = await asyncio.to_thread(stack.busiest, 1)
+        await asyncio.to_thread(victim.kill)
+        in_flight = set(clients.in_flight)
+        victim.launch()
+        await all_ended(clients, in_flight)
+        await asyncio.to_thread(stack.wait_for, [victim])
+
+
+async def test_streams_of_real_engines_survive_kills_byte_for_byte(
+    real_campaign: Campaign, record_property: Recorder
+) -> None:
+    num, stack, rng = num_kills("real"), real_campaign.stack, real_campaign.rng
+    asked = some_questions(NUM_QUESTIONS, MAX_TOKENS, random.Random(2))
+    answers = await real_campaign.undisturbed(asked)
+    assert len({answer.text for answer in answers.values()}) == len(asked)
+    verdict = await real_campaign.run(
+        asked, answers, lambda clients: kill_engines(stack, clients, num, rng)
+    )
+    tell(record_property, verdict, f"{num} kills of real engines")
+    assert verdict.moved >= num
