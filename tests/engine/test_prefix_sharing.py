@@ -189,6 +189,20 @@ def test_what_a_broken_step_computed_is_never_shared(where: str) -> None:
     assert engine.cached(make_request("again", PROMPT)) == [0]
 
 
+def test_nor_is_what_a_step_computed_that_broke_after_its_client_had_gone() -> None:
+    engine = Engine(2, max_num_batched_tokens=BLOCK_SIZE)
+    engine.device.broken_results = {1}
+    engine.core.add(make_request("gone", PROMPT))
+    for _ in range(2):
+        engine.core.step()
+    assert engine.core.abort("gone", epoch=1)
+    while engine.core.has_work:
+        engine.core.step()
+        engine.core.check_integrity()
+    assert engine.core.pool.num_free == engine.core.pool.num_pages
+    assert engine.cached(make_request("again", PROMPT)) == [0]
+
+
 @settings(max_examples=120, deadline=None, derandomize=True)
 @given(
     shapes=st.lists(
