@@ -109,6 +109,7 @@ class Swapping:
         self._saved: dict[Sequence, Saved] = {}
         self._transits: list[_Transit] = []
         self._num_copies = 0
+        self.num_preempted = 0
         self.num_saved = 0
         self.num_restored = 0
 
@@ -116,6 +117,7 @@ class Swapping:
         """Begin to copy to the host what `sequence`, which is about to give its pages back, alone
         has computed; nothing where computing it again is the better way, or the only one."""
         assert sequence not in self._saved and not self.is_moving(sequence)
+        self.num_preempted += 1
         num_tokens = sequence.num_computed_tokens
         first_block, pages = self._own_pages(sequence)
         num_bytes = len(pages) * self._page_bytes

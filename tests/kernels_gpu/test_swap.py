@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 
 import kernels.gpu as ops
 from engine.config import EngineConfig
 from engine.device import Device, HostDevice
-from engine.swap import Swapper
+from engine.gpu_runner import GpuRunner
+from engine.messages import TokenOutput
+from engine.swap import HostCopy, Swapper, Transfer
 from tests.builders.engines import make_request, tokens_of
 from tests.builders.gpu_engines import InterpretedHarness
 from tests.builders.lagging_device import LaggingDevice
-from tests.builders.peft_models import make_tiny_llama
+from tests.builders.peft_models import VARIANTS, make_adapter, make_tiny_llama
+from tests.builders.simulation import delivered
 
 
 def make_swapper(device: Device) -> tuple[Swapper, torch.Tensor]:
@@ -65,5 +70,44 @@ def test_a_sequence_goes_on_from_pages_that_were_swapped(
         swapper.swap_in(copy, pages)
     outputs["r"] += harness.finish()["r"]
     assert (tokens_of(outputs)["r"] == expected) == is_restored
+    for each in (whole, harness):
+        each.close()
+
+
+class MisplacingRunner(GpuRunner):
+    """Negative control: a page goes where another one should, whose own place stays as it was."""
+
+    def swap_in(self, copy: HostCopy, pages: Sequence[int]) -> Transfer:
+        return super().swap_in(copy, [pages[-1], *pages[1:]])
+
+
+@pytest.mark.parametrize("runner", [GpuRunner, MisplacingRunner])
+def test_preempted_sequences_go_on_while_copies_take_their_time(
+    tmp_path_factory: pytest.TempPathFactory, runner: type[GpuRunner]
+) -> None:
+    root = tmp_path_factory.mktemp("preempted")
+    base = make_tiny_llama(root / "base", num_hidden_layers=1)
+    adapter = make_adapter(base, root / "plain", seed=1, **VARIANTS["plain"])
+    roomy = EngineConfig(pool_bytes=1 << 19, block_size=8, backend="gpu", preemption="swap")
+    whole = InterpretedHarness(base, root / "store", roomy)
+    refs = [None, whole.publish(adapter), None]
+    requests = [
+        make_request(f"r{i}", list(range(3 + i, 21 + i)), adapter=ref, max_tokens=12)
+        for i, ref in enumerate(refs)
+    ]
+    expected = {each.request_id: tokens_of(whole.run([each]))[each.request_id] for each in requests}
+
+    device = LaggingDevice(lag=3)
+    config = roomy.with_pool_bytes(11 * roomy.page_bytes(whole.base))
+    harness = InterpretedHarness(base, root / "store", config, device=device, runner=runner)
+    outputs: dict[str, list[TokenOutput]] = {each.request_id: [] for each in requests}
+    for request in requests:
+        harness.core.add(request)
+    while harness.core.has_work:
+        device.now += 1
+        for output in harness.step():
+            outputs[output.request_id].append(output)
+    assert harness.core.swapping.num_restored > 0
+    assert (delivered(outputs) == expected) is (runner is GpuRunner)
     for each in (whole, harness):
         each.close()
