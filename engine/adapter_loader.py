@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from queue import Empty, SimpleQueue
+from threading import Thread
 
 import structlog
 
@@ -54,11 +55,18 @@ class AdapterLoader:
         self._prepare = prepare
         self._on_completed = on_completed
         self._completed: SimpleQueue[LoadResult] = SimpleQueue()
-        self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="adapter-loader")
+        self._wanted: SimpleQueue[AdapterRef | None] = SimpleQueue()
+        self._threads = [
+            Thread(target=self._work, name=f"adapter-loader-{number}", daemon=True)
+            for number in range(num_threads)
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def start(self, ref: AdapterRef) -> None:
         """Begin to load; the result comes out of `take_completed`."""
-        self._threads.submit(self._run, ref)
+        # NOTE: a pool of threads would wait here for a new one to run, and so for its turn.
+        self._wanted.put(ref)
 
     def take_completed(self) -> list[LoadResult]:
         results = []
@@ -69,7 +77,18 @@ class AdapterLoader:
                 return results
 
     def close(self) -> None:
-        self._threads.shutdown(wait=True, cancel_futures=True)
+        """Wait for the loads under way; drop those that have not begun."""
+        with suppress(Empty):
+            while True:
+                self._wanted.get_nowait()
+        for _ in self._threads:
+            self._wanted.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    def _work(self) -> None:
+        while (ref := self._wanted.get()) is not None:
+            self._run(ref)
 
     def _run(self, ref: AdapterRef) -> None:
         self._completed.put(self._load(ref))
