@@ -6,10 +6,10 @@ STAMP := $(VENV)/.installed
 OLDER_TRITON := build/triton-3.6.0
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test kernels lint fmt bench constraints clean
+.PHONY: help install demo test kernels lint fmt bench bench-adapters constraints clean
 
 help:  ## list these commands
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 20
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 24
 
 install: $(STAMP)  ## make the virtual environment and install everything into it
 
@@ -33,6 +33,9 @@ fmt: $(STAMP)  ## let ruff put the code in order
 
 bench: $(STAMP)  ## load the running demo with 1, 8 and 32 streams
 	$(BIN)/python -m bench.serving $(ARGS)
+
+bench-adapters: $(STAMP)  ## no cliff, no stall, scheduler cost: half an hour of a machine at rest
+	OMP_WAIT_POLICY=passive $(BIN)/python -m bench.adapters $(ARGS)
 
 constraints:  ## resolve constraints.txt anew from pyproject.toml
 	$(BIN)/python -m pip install --quiet uv
