@@ -75,6 +75,7 @@ class Snapshot:
     num_loading: int = 0
     num_free_pages: int = 0
     num_steps: int = 0
+    max_loading_us: int = 0
     adapters: frozenset[AdapterKey] = frozenset()
 
 
@@ -252,6 +253,7 @@ class EngineLoop:
             num_loading=core.scheduler.num_loading,
             num_free_pages=core.scheduler.num_available_pages,
             num_steps=core.num_steps,
+            max_loading_us=round(1e6 * core.max_loading_s),
             adapters=frozenset(core.residency.ready_keys()),
         )
         if batches:
@@ -372,6 +374,7 @@ class EngineLoop:
             num_free_pages=snapshot.num_free_pages,
             num_pages=self._core.pool.num_pages,
             num_steps=snapshot.num_steps,
+            max_loading_us=snapshot.max_loading_us,
             is_draining=int(self._draining.is_set()),
             generated_tokens=generated,
         )

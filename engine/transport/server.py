@@ -60,6 +60,8 @@ class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
     num_free_pages: int = 0
     num_pages: int = 0
     num_steps: int = 0
+    max_loading_us: int = 0
+    """The most that a step has spent on adapters' loading."""
     is_draining: int = 0
     generated_tokens: Mapping[str, int] = {}
 
