@@ -14,13 +14,17 @@ from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 
 from app.db import Database
 from tests.app.requests.conftest import Rows
-from tests.builders.waiting import eventually
-from tests.faults.clients import Clients, Question
+from tests.builders.waiting import eventually, until
+from tests.faults.clients import Clients, Question, some_questions
 from tests.faults.history import Answer, Outcome, Row, Verdict, judge
 from tests.faults.stack import Stack
 
 NUM_IN_FLIGHT = 16
+NUM_QUESTIONS = 24
+MAX_TOKENS = (20, 60)
+ALL_MOVED_S = 60.0
 LEDGER_TIMEOUT_S = 60.0
+VERDICT = "verdict"
 KILLS = {  # of engines, API processes, Redis, real engines
     "few": (20, 5, 5, 2),
     "many": (200, 50, 20, 10),
@@ -28,10 +32,29 @@ KILLS = {  # of engines, API processes, Redis, real engines
 }
 
 
+Recorder = Callable[[str, object], None]
+
+
 def num_kills(what: str) -> int:
     """How many this run wants, of `engine`, `api`, `redis` or `real`: see TEST_FAULTS."""
     counts = KILLS[os.environ.get("TEST_FAULTS", "few")]
     return counts[("engine", "api", "redis", "real").index(what)]
+
+
+def some_short_questions() -> list[Question]:
+    """Answers of a few hundred milliseconds, of a stub engine."""
+    return some_questions(NUM_QUESTIONS, MAX_TOKENS, random.Random(1))
+
+
+def tell(record_property: Recorder, verdict: Verdict, kills: str) -> None:
+    """Have the verdict printed at the end of the run, and fail where it is not clean."""
+    record_property(VERDICT, verdict.summary(kills))
+    assert verdict.is_clean, verdict.details()
+
+
+async def all_ended(clients: Clients, in_flight: set[int]) -> None:
+    """Before the next engine dies: a request that sees two die is refused, and rightly so."""
+    await until(lambda: in_flight.isdisjoint(clients.in_flight), timeout_s=ALL_MOVED_S)
 
 
 class Campaign:

@@ -13,11 +13,10 @@ from pydantic import SecretStr
 from app.launcher.postgres import PostgresServer
 from app.settings import Settings
 from tests.builders.operator import ADMIN_KEY
-from tests.faults.campaign import Campaign
+from tests.faults.campaign import VERDICT, Campaign
 from tests.faults.stack import Stack
 from tests.fixtures.servers import new_database
 
-VERDICT = "verdict"
 SEED = 5
 
 
@@ -58,9 +57,9 @@ def stub_campaign(
     tiny_base_folder: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Campaign]:
-    """Four engines without a model, 10 ms a step; two API processes."""
+    """Four engines without a model, 20 ms a step; two API processes."""
     folder = tmp_path_factory.mktemp("faults")
-    command = ("tests.stub_engine", "--step-ms", "10", "--model", str(tiny_base_folder))
+    command = ("tests.stub_engine", "--step-ms", "20", "--model", str(tiny_base_folder))
     with campaign(
         postgres, registry_template, tiny_base_folder, folder, command, num_engines=4, num_apis=2
     ) as opened:

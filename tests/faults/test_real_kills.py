@@ -9,12 +9,11 @@ from collections.abc import Iterator
 import pytest
 
 from app.launcher.postgres import PostgresServer
-from tests.faults.campaign import Campaign, num_kills
+from tests.faults.campaign import Campaign, Recorder, all_ended, num_kills, tell
 from tests.faults.clients import Clients, some_questions
 from tests.faults.conftest import campaign
 from tests.faults.real_base import write_real_base
 from tests.faults.stack import Stack
-from tests.faults.test_kills import Recorder, all_ended, tell
 
 pytestmark = pytest.mark.timeout(3600)
 

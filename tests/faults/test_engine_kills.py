@@ -1,0 +1,112 @@
+"""Engines are killed, frozen or told to end while 16 clients stream: nothing is lost or changed."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+
+import pytest
+
+from tests.faults.campaign import (
+    Campaign,
+    Recorder,
+    all_ended,
+    num_kills,
+    some_short_questions,
+    tell,
+)
+from tests.faults.clients import Clients
+from tests.faults.stack import Stack
+from tests.stub_engine.base import stub_base
+from tests.stub_engine.runner import generate
+
+pytestmark = pytest.mark.timeout(3600)
+
+AT_A_TIME = 2
+"""Of four engines: a request is on one of them."""
+GAP_S = 2.0
+BUSY_MACHINE_S = 2.0
+NUM_FREEZES = 2
+FROZEN_S = 3.0
+
+
+async def kill_engines(stack: Stack, clients: Clients, num: int, rng: random.Random) -> None:
+    for _ in range(num // AT_A_TIME):
+        await asyncio.sleep(rng.uniform(0.05, 0.4))
+        victims = await asyncio.to_thread(stack.busiest, AT_A_TIME)
+        for engine in victims:
+            await asyncio.to_thread(engine.kill)
+        in_flight = set(clients.in_flight)
+        for engine in victims:
+            engine.launch()
+        await all_ended(clients, in_flight)
+        await asyncio.to_thread(stack.wait_for, victims)
+
+
+async def test_streams_survive_engines_that_are_killed(
+    stub_campaign: Campaign, record_property: Recorder
+) -> None:
+    num, stack, rng = num_kills("engine"), stub_campaign.stack, stub_campaign.rng
+    asked = some_short_questions()
+    answers = await stub_campaign.undisturbed(asked)
+    for question in asked:
+        whole = generate(question.prompt, None, question.max_tokens, stub_base().vocab_size)
+        eos = stub_base().eos_token_ids[0]
+        num_tokens = whole.index(eos) + 1 if eos in whole else len(whole)
+        assert answers[question].num_tokens == num_tokens
+    verdict = await stub_campaign.run(
+        asked, answers, lambda clients: kill_engines(stack, clients, num, rng)
+    )
+    tell(record_property, verdict, f"{num} kills of engines")
+    assert verdict.moved >= num
+    assert verdict.longest_gap_s < GAP_S + BUSY_MACHINE_S
+
+
+async def freeze_engines(stack: Stack, clients: Clients, num: int, rng: random.Random) -> None:
+    """They wake with requests that others run by then."""
+    for _ in range(num):
+        await asyncio.sleep(rng.uniform(0.05, 0.4))
+        [victim] = await asyncio.to_thread(stack.busiest, 1)
+        victim.process.send_signal(signal.SIGSTOP)
+        in_flight = set(clients.in_flight)
+        await asyncio.sleep(FROZEN_S)
+        victim.process.send_signal(signal.SIGCONT)
+        await all_ended(clients, in_flight)
+        assert victim.process.poll() is None, "it goes on with other requests"
+
+
+async def test_streams_survive_engines_that_freeze_and_come_back(
+    stub_campaign: Campaign, record_property: Recorder
+) -> None:
+    stack, rng = stub_campaign.stack, stub_campaign.rng
+    asked = some_short_questions()
+    answers = await stub_campaign.undisturbed(asked)
+    verdict = await stub_campaign.run(
+        asked, answers, lambda clients: freeze_engines(stack, clients, NUM_FREEZES, rng)
+    )
+    tell(record_property, verdict, f"{NUM_FREEZES} engines frozen")
+    assert verdict.moved >= NUM_FREEZES
+
+
+async def restart_engines(stack: Stack, clients: Clients) -> None:
+    """One after the other, as in a roll-out."""
+    for engine in stack.engines:
+        leaving = engine.process
+        leaving.terminate()
+        engine.launch()
+        await asyncio.to_thread(stack.wait_for, [engine])
+        await asyncio.to_thread(leaving.wait, 30)
+        assert leaving.returncode == 0
+
+
+async def test_a_roll_out_of_engines_changes_no_stream(
+    stub_campaign: Campaign, record_property: Recorder
+) -> None:
+    stack = stub_campaign.stack
+    asked = some_short_questions()
+    answers = await stub_campaign.undisturbed(asked)
+    verdict = await stub_campaign.run(
+        asked, answers, lambda clients: restart_engines(stack, clients)
+    )
+    tell(record_property, verdict, f"{len(stack.engines)} engines restarted")
