@@ -14,6 +14,7 @@ PAGE_ALIGNMENT_BYTES = 4096
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 CPU_POOL_BYTES = 1 << 30
 GPU_MEMORY_UTILIZATION = 0.95
+HOST_BYTES = 1 << 30
 PREFIX_PROTECTED_SHARE = 0.25
 
 Dtype = Literal["float32", "bfloat16"]
@@ -56,7 +57,7 @@ class EngineConfig:
     preemption: Preemption = "auto"
     """What becomes of a running sequence's pages when others need them: moved to the host, computed
     again later, or whichever costs less. Where the host has no room they are computed again."""
-    host_bytes: int = 1 << 30
+    host_bytes: int = HOST_BYTES
     """The host's memory for what left the pool: preempted sequences' pages, and adapters."""
     prefill_tokens_per_s: float = 1e3
     """This and the next two are guesses, until the engine has measured them."""

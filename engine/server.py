@@ -22,10 +22,12 @@ from engine.adapter_loader import AdapterLoader
 from engine.config import (
     CPU_POOL_BYTES,
     GPU_MEMORY_UTILIZATION,
+    HOST_BYTES,
     PREFIX_PROTECTED_SHARE,
     DeviceOption,
     Dtype,
     EngineConfig,
+    Preemption,
     choose_device,
     default_dtype,
 )
@@ -115,6 +117,21 @@ def serve(
             envvar="TENFOLD_DEBUG_POISON_PAGES", help="Overwrite every page that becomes free."
         ),
     ] = False,
+    preemption: Annotated[
+        Preemption,
+        typer.Option(
+            envvar="TENFOLD_PREEMPTION",
+            help="A preempted request's pages: moved to the host, computed again, or the cheaper.",
+        ),
+    ] = "auto",
+    host_bytes: Annotated[
+        int,
+        typer.Option(
+            envvar="TENFOLD_HOST_BYTES",
+            min=0,
+            help="Host memory for preempted requests' pages and adapters that left the pool.",
+        ),
+    ] = HOST_BYTES,
     max_num_seqs: Annotated[
         int, typer.Option(envvar="TENFOLD_MAX_NUM_SEQS", help="Sequences in one step.")
     ] = 32,
@@ -157,6 +174,8 @@ def serve(
         prefix_protected_share=prefix_protected_share,
         shared_prefixes=read_shared_prefixes(shared_prefixes),
         debug_poison_pages=debug_poison_pages,
+        preemption=preemption,
+        host_bytes=host_bytes,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         drain_s=drain_s,
