@@ -138,6 +138,26 @@ def test_an_adapter_is_not_read_before_its_pages_are_filled_and_nothing_waits_fo
     assert tokens_of(harness.finish()) == {"plain 5": greedy["plain 5"]}
 
 
+def test_an_adapter_comes_back_from_the_host_into_other_pages(
+    world: World, greedy: dict[str, list[int]], start: Callable[..., InterpretedHarness]
+) -> None:
+    harness = start()
+    residency = harness.core.residency
+    refs = [harness.publish(world.adapters[name]) for name in ("plain", "plain, other numbers")]
+    prompt = world.requests(harness.publish)[1].prompt_token_ids
+
+    def ask(ref: AdapterRef) -> tuple[list[int], list[int]]:
+        tokens = tokens_of(harness.run([make_request("it", prompt, adapter=ref, max_tokens=3)]))
+        return tokens["it"], dict(residency.owners())[adapter_key(ref)]
+
+    first, pages = ask(refs[0])
+    residency.evict(refs[0])
+    ask(refs[1])
+    again, other_pages = ask(refs[0])
+    assert first == again == greedy["plain 5"] and pages != other_pages
+    assert (residency.num_loads, residency.num_kept_installs) == (2, 1)
+
+
 def test_control_the_bytes_in_an_adapters_pages_decide_its_tokens(
     world: World, greedy: dict[str, list[int]], start: Callable[..., InterpretedHarness]
 ) -> None:
