@@ -17,7 +17,7 @@ from tests.simulate.world import BLOCK_SIZE, World
 
 
 def bound(longest_prompt: int, num_pages: int) -> float:
-    """2 * max(w_p * L_in, w_q * M): L_in is the longest prompt, M the tokens that the pool holds."""
+    """2 * max(w_p * L_in, w_q * M), with M the tokens that the pool holds."""
     return 2 * max(PROMPT_PRICE * longest_prompt, GENERATED_PRICE * num_pages * BLOCK_SIZE)
 
 

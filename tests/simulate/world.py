@@ -26,6 +26,7 @@ from tests.stub_engine.runner import HashRunner, StepCosts, generate
 
 BLOCK_SIZE = 8
 PAGE_BYTES = EngineConfig(block_size=BLOCK_SIZE).page_bytes(TINY_BASE)
+COSTS = StepCosts(step_s=0.01, token_s=0.0005, swap_page_s=0.001)
 DAMAGED = EngineError(code="adapter_corrupt", message="damaged")
 IDLE_S = 0.001
 """How long an engine takes to find out that it has nothing to do; pages move meanwhile."""
@@ -69,7 +70,7 @@ class World:
         self,
         *,
         num_pages: int,
-        costs: StepCosts = StepCosts(step_s=0.01, token_s=0.0005, swap_page_s=0.001),
+        costs: StepCosts = COSTS,
         max_in_flight: int = 1,
         pages_of: Callable[[AdapterRef], int] = lambda ref: 1,
         delay_s: Callable[[AdapterRef], float] = lambda ref: 0.0,
@@ -120,7 +121,7 @@ class World:
         self.core.check_integrity()
 
     def step(self) -> None:
-        """One of the engine's; where only an adapter is waited for, time passes until it is here."""
+        """One of the engine's. Where only an adapter is waited for, time passes until then."""
         if self.core.has_work and not self.core.has_runnable and self.loader.next_due is not None:
             self.clock.advance_to(self.loader.next_due)
         begin = self.clock()
