@@ -1,6 +1,6 @@
-"""A TCP relay in front of a server, which a test can cut or silence.
+"""A TCP relay in front of a server, which a test can cut, silence, slow down or corrupt.
 
-Knows nothing of what is said. Invariant: while silent, bytes are held back, never lost.
+Knows nothing of what is said. Invariant: while silent or slow, bytes are held back, never lost.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ class Relay:
         self._may_speak = asyncio.Event()
         self._may_speak.set()
         self._is_cut = False
+        self._delay_s = 0.0
+        self._num_flips = 0
         self.port = 0
 
     async def __aenter__(self) -> Self:
@@ -44,8 +46,18 @@ class Relay:
         """Nothing gets through any more, and nothing ends."""
         self._may_speak.clear()
 
+    def slow_down(self, delay_s: float) -> None:
+        """Everything comes that much later, in both directions."""
+        self._delay_s = delay_s
+
+    def flip(self, num: int) -> None:
+        """In each of the next `num` pieces that pass, one bit is wrong."""
+        self._num_flips = num
+
     def restore(self) -> None:
         self._is_cut = False
+        self._delay_s = 0.0
+        self._num_flips = 0
         self._may_speak.set()
 
     def _end_all(self) -> None:
@@ -66,9 +78,18 @@ class Relay:
         try:
             while data := await source.read(CHUNK):
                 await self._may_speak.wait()
-                target.write(data)
+                if self._delay_s:
+                    await asyncio.sleep(self._delay_s)
+                target.write(self._damaged(data))
                 await target.drain()
         except OSError:
             return
         finally:
             target.transport.abort()
+
+    def _damaged(self, data: bytes) -> bytes:
+        if self._num_flips == 0:
+            return data
+        self._num_flips -= 1
+        middle = len(data) // 2
+        return data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
