@@ -23,7 +23,6 @@ _UNAVAILABLE = frozenset(
         "adapter_missing",
         "engine_lost",
         "output_lost",
-        "queue_lost",
         "queue_unavailable",
         "server_shutting_down",
     }
