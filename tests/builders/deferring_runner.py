@@ -30,12 +30,9 @@ class DeferringRunner(RecordingRunner):
     def __init__(self, config: EngineConfig, base: BaseSpec, folder: Path) -> None:
         super().__init__(config, base, folder)
         self.num_placeholders = 0
-        self.num_starts = 0
-        """Of sequences computed from their first token on: a preempted one starts again."""
         self._sampled = torch.zeros(0, dtype=torch.int64)
 
     def execute(self, step: Step, residency: Residency) -> StepHandle:
-        self.num_starts += sum(sequence.num_computed_tokens == 0 for sequence in step)
         handle = super().execute(step, residency)
         outcomes = handle.result()
         # A row without a token has no next step that counts.
