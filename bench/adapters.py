@@ -73,6 +73,7 @@ class Row:
     from_host: float
     ttft_hit_ms: float | None
     ttft_miss_ms: float | None
+    p99_loading_ms: float | None
     max_loading_ms: float
 
     @property
@@ -94,6 +95,7 @@ def summarise(
         rates = [turn.tokens_per_s for turn in measured]
         answers = [answer for turn in measured for answer in turn.answers]
         hits = [answer.ttft_s for answer in answers if answer.was_in_pool]
+        loading_s = [seconds for turn in measured for seconds in turn.loading_s]
         misses = [answer.ttft_s for answer in answers if not answer.was_in_pool]
         rows.append(
             Row(
@@ -109,7 +111,8 @@ def summarise(
                 from_host=statistics.mean(turn.num_from_host for turn in measured),
                 ttft_hit_ms=percentile_ms(hits, 50),
                 ttft_miss_ms=percentile_ms(misses, 50),
-                max_loading_ms=1e3 * max(max(turn.loading_s) for turn in measured),
+                p99_loading_ms=percentile_ms(loading_s, 99, digits=3),
+                max_loading_ms=1e3 * max(loading_s),
             )
         )
     return rows
@@ -172,7 +175,8 @@ def verdict(rows: Sequence[Row], rounds: Sequence[no_stall.Round], scheduler: st
     return (
         f"tokens/s at {last.registered} over {rows[0].registered}: {last.of_8:.3f} "
         f"(>= {floor:.3f}); TTFT miss/hit {ttft} (<= {MAX_TTFT_RATIO}); "
-        f"loading on the step loop, worst step {worst_ms:.2f} ms (<= {MAX_LOADING_MS}); "
+        f"loading on the step loop, worst step {worst_ms:.2f} ms (<= {MAX_LOADING_MS}), p99 of "
+        f"steps {last.p99_loading_ms} ms; "
         f"p99 ITL beside 20 cold adapters {stall:.2f}x quiet (aim {AIM_STALL}), "
         f"{alone:.2f}x hot; scheduler: {scheduler}"
     )

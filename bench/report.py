@@ -61,12 +61,12 @@ def figures(name: str, load: str, samples: list[Sample]) -> Figures:
     )
 
 
-def percentile_ms(values_s: list[float], percent: float) -> float | None:
+def percentile_ms(values_s: list[float], percent: float, *, digits: int = 1) -> float | None:
     """Nearest-rank percentile: a value that was really seen; None for no values."""
     if not values_s:
         return None
     rank = max(1, -(-len(values_s) * percent // 100))
-    return round(sorted(values_s)[int(rank) - 1] * 1000, 1)
+    return round(sorted(values_s)[int(rank) - 1] * 1000, digits)
 
 
 def table(runs: list[Figures]) -> Table:
