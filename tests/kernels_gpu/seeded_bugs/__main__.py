@@ -125,7 +125,8 @@ def confirmed(outcomes: Sequence[Outcome]) -> list[Outcome]:
     with tempfile.TemporaryDirectory(prefix="tenfold-no-bug-") as folder:
         root = Path(folder)
         copy_tree(root)
-        status = run_tests(root, noticed_by, "-n", str(PROCESSES))
+        parallel = ("-n", str(PROCESSES)) if len(noticed_by) > PROCESSES else ()
+        status = run_tests(root, noticed_by, *parallel)
         failed = failures(root) if status == pytest.ExitCode.TESTS_FAILED else noticed_by
     if status == pytest.ExitCode.OK:
         return list(outcomes)
