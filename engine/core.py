@@ -115,7 +115,8 @@ class EngineCore:
         self._collected_at = -math.inf
         self._num_added = 0
         self.num_steps = 0
-        self._answers: list[tuple[str, TokenOutput]] = []
+        self._answers: dict[str, list[TokenOutput]] = defaultdict(list)
+        """By the API process that is to be told."""
         self.pool = PagePool(
             config.num_pages(base), runner.poison_pages if config.debug_poison_pages else None
         )
@@ -300,8 +301,8 @@ class EngineCore:
             self._fail([sequence], outcome)
             return
         try:
-            for live in self.scheduler.update({sequence: outcome}):
-                self._answers.append((live.request.api_id, self._output(live)))
+            if self.scheduler.update(sequence, outcome):
+                self._answers[sequence.request.api_id].append(_output(sequence))
         except Exception:  # the edge of a row
             if sequence.is_finished:
                 raise  # the books are at fault, and they are everybody's
@@ -354,29 +355,30 @@ class EngineCore:
             finish_reason=FinishReason.ERROR,
             error=error,
         )
-        self._answers.append((sequence.request.api_id, output))
-
-    def _output(self, sequence: Sequence) -> TokenOutput:
-        return TokenOutput(
-            request_id=sequence.request_id,
-            epoch=sequence.request.epoch,
-            index=sequence.num_generated_tokens - 1,
-            token_ids=[sequence.last_token_id],
-            num_prompt_tokens=sequence.num_prompt_tokens,
-            num_generated_tokens=sequence.num_generated_tokens,
-            num_cached_tokens=sequence.num_cached_tokens or 0,
-            finish_reason=sequence.finish_reason,
-        )
+        self._answers[sequence.request.api_id].append(output)
 
     def _take_answers(self) -> dict[str, OutputBatch]:
-        by_api: dict[str, list[TokenOutput]] = defaultdict(list)
-        for api_id, output in self._answers:
-            by_api[api_id].append(output)
-        self._answers = []
+        answers, self._answers = self._answers, defaultdict(list)
         return {
             api_id: OutputBatch(engine_id=self._engine_id, outputs=outputs)
-            for api_id, outputs in by_api.items()
+            for api_id, outputs in answers.items()
         }
+
+
+def _output(sequence: Sequence) -> TokenOutput:
+    """Its newest token."""
+    request, num_known_tokens = sequence.request, sequence.num_known_tokens
+    num_generated_tokens = num_known_tokens - sequence.num_prompt_tokens
+    return TokenOutput(
+        request_id=request.request_id,
+        epoch=request.epoch,
+        index=num_generated_tokens - 1,
+        token_ids=[sequence.token_ids[num_known_tokens - 1]],
+        num_prompt_tokens=sequence.num_prompt_tokens,
+        num_generated_tokens=num_generated_tokens,
+        num_cached_tokens=sequence.num_cached_tokens or 0,
+        finish_reason=sequence.finish_reason,
+    )
 
 
 def _described(step: Step) -> dict[str, list[str] | list[int]]:

@@ -20,6 +20,7 @@ service, over weight, of two tenants who both wait differs over any time by at m
 from __future__ import annotations
 
 from bisect import insort
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
@@ -42,6 +43,7 @@ class _Tenant:
     weight: float = 1.0
     waiting: list[Sequence] = field(default_factory=list)
     """By arrival."""
+    num_running: int = 0
     is_lifted: bool = False
     """Whether the level has been applied since it last had nothing that could run."""
 
@@ -95,21 +97,26 @@ class FairOrder:
 
         num_load_tokens: that would have room where the adapter is now; 0 if it was there before.
         """
-        tenant = self._tenant(sequence)
+        tenant = self._tenants[sequence.request.tenant_id]
         num_tokens = num_load_tokens
         if not sequence.is_charged:
             sequence.is_charged = True
             num_tokens += sequence.num_prompt_tokens
         price = PROMPT_PRICE * num_tokens / tenant.weight
         tenant.counter += price
+        tenant.num_running += 1
         self._level += price / len(self._waiting)
         self.remove(sequence)
 
-    def charge_generated(self, sequences: Iterable[Sequence]) -> None:
-        """Each of them got a token."""
-        for sequence in sequences:
-            tenant = self._tenant(sequence)
-            tenant.counter += GENERATED_PRICE / tenant.weight
+    def suspend(self, sequence: Sequence) -> None:
+        """It does not run any more."""
+        self._tenants[sequence.request.tenant_id].num_running -= 1
+
+    def charge_generated(self, tenant_ids: Iterable[str]) -> None:
+        """Whose sequences got tokens: each tenant as often as one did."""
+        for tenant_id, num_tokens in Counter(tenant_ids).items():
+            if (tenant := self._tenants.get(tenant_id)) is not None:
+                tenant.counter += GENERATED_PRICE * num_tokens / tenant.weight
 
     def service(self, tenant_id: str) -> float:
         """What a tenant has had, in prompt tokens over its weight; to be compared with others'."""
@@ -167,12 +174,6 @@ class FairOrder:
     def _is_old(self, sequence: Sequence) -> bool:
         return sequence.queued_at is None or self._clock() - sequence.queued_at >= self._max_age_s
 
-    def _tenant(self, sequence: Sequence) -> _Tenant:
-        request = sequence.request
-        if (tenant := self._tenants.get(request.tenant_id)) is None:
-            tenant = self._tenants[request.tenant_id] = _Tenant(self._level, request.weight)
-        return tenant
-
     def _forget_absent(self) -> None:
         """A counter that the level has passed says nothing any more."""
         if len(self._tenants) < self._forgets_at:
@@ -180,7 +181,7 @@ class FairOrder:
         self._tenants = {
             tenant_id: each
             for tenant_id, each in self._tenants.items()
-            if each.waiting or each.counter > self._level
+            if each.waiting or each.num_running or each.counter > self._level
         }
         self._forgets_at = MIN_FORGETTING + 2 * len(self._tenants)
 

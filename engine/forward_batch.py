@@ -72,25 +72,35 @@ def lay_out(
     Raises:
         RowsFailedError: some sequences cannot be laid out; the others can.
     """
-    parts = sorted(_prepare_all(step, weights_of, block_size), key=lambda part: part.order)
-    segments = group_rows((part.weights, len(part.input_ids)) for part in parts)
+    failed: dict[EngineSequence, Exception] = {}
+    groups = _by_adapter(step, weights_of, failed)
+    segments = group_rows((weights, sum(map(step.__getitem__, group))) for weights, group in groups)
     layout = StepLayout([], [], [], [], segments, [], [], [])
-    for part in parts:
-        layout.spans.append(
-            SequenceSpan(
-                len(layout.input_ids),
-                len(part.input_ids),
-                part.positions.stop,
-                part.sequence.block_table,
-            )
-        )
-        layout.input_ids.extend(part.input_ids)
-        layout.positions.extend(part.positions)
-        layout.slot_mapping.extend(part.slot_mapping)
-        if part.draw is not None:
-            layout.logits_rows.append(len(layout.input_ids) - 1)
-            layout.sampling.append(part.sequence)
-            layout.draws.append(part.draw)
+    input_ids, positions, slot_mapping = layout.input_ids, layout.positions, layout.slot_mapping
+    for _, group in groups:
+        for sequence in group:
+            num_tokens, table = step[sequence], sequence.block_table
+            start, begin = len(input_ids), sequence.num_computed_tokens
+            end = begin + num_tokens
+            try:
+                input_ids += sequence.token_ids[begin:end]
+                if num_tokens == 1:
+                    positions.append(begin)
+                    slot_mapping.append(
+                        table[begin // block_size] * block_size + begin % block_size
+                    )
+                else:
+                    positions += range(begin, end)
+                    slot_mapping += _slots(table, begin, end, block_size)
+                layout.spans.append(SequenceSpan(start, num_tokens, end, table))
+                if end == len(sequence.token_ids):
+                    layout.draws.append(draw_of(sequence))
+                    layout.logits_rows.append(start + num_tokens - 1)
+                    layout.sampling.append(sequence)
+            except Exception as error:  # the edge of a row; the core logs it
+                failed[sequence] = error
+    if failed:
+        raise RowsFailedError(failed)
     return layout
 
 
@@ -108,51 +118,26 @@ def build_forward_batch(layout: StepLayout, ops: KernelBackend, block_size: int)
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """One sequence's rows. draw: None where it does not sample in this step."""
-
-    sequence: EngineSequence
-    weights: Any | None
-    input_ids: list[int]
-    positions: range
-    slot_mapping: list[int]
-    draw: Draw | None
-
-    @property
-    def order(self) -> tuple[int, int]:
-        """The base first, then adapter by adapter; within one, by arrival."""
-        return (0 if self.weights is None else id(self.weights), self.sequence.arrival)
-
-
-def _prepare_all(
+def _by_adapter(
     step: Mapping[EngineSequence, int],
     weights_of: Callable[[EngineSequence], Any | None],
-    block_size: int,
-) -> list[_Part]:
-    parts: list[_Part] = []
-    failed: dict[EngineSequence, Exception] = {}
-    for sequence, num_tokens in step.items():
+    failed: dict[EngineSequence, Exception],
+) -> list[tuple[Any | None, list[EngineSequence]]]:
+    """The sequences of the base first, then adapter by adapter, each in the step's order."""
+    groups: dict[int, tuple[Any | None, list[EngineSequence]]] = {id(None): (None, [])}
+    for sequence in step:
         try:
-            parts.append(_prepare(sequence, num_tokens, weights_of(sequence), block_size))
+            weights = weights_of(sequence)
         except Exception as error:  # the edge of a row; the core logs it
             failed[sequence] = error
-    if failed:
-        raise RowsFailedError(failed)
-    return parts
+            continue
+        group = groups.get(id(weights))
+        if group is None:
+            group = groups[id(weights)] = (weights, [])
+        group[1].append(sequence)
+    return list(groups.values())
 
 
-def _prepare(
-    sequence: EngineSequence, num_tokens: int, weights: Any | None, block_size: int
-) -> _Part:
-    begin = sequence.num_computed_tokens
-    end = begin + num_tokens
-    table = sequence.block_table
-    return _Part(
-        sequence,
-        weights,
-        sequence.token_ids[begin:end],
-        range(begin, end),
-        [table[i // block_size] * block_size + i % block_size for i in range(begin, end)],
-        draw_of(sequence) if end == sequence.num_tokens else None,
-    )
+def _slots(table: Sequence[int], begin: int, end: int, block_size: int) -> list[int]:
+    """Where the K and V of positions [begin, end) go."""
+    return [table[i // block_size] * block_size + i % block_size for i in range(begin, end)]

@@ -23,7 +23,7 @@ from engine.device_batch import BatchPlanner, is_decode
 from engine.forward_batch import ForwardBatch, StepLayout, lay_out
 from engine.graphs import DecodeGraphs, buckets
 from engine.kv_cache import PagedKVCache
-from engine.model_runner import TORCH_DTYPES, cache_shape, weights_in, wrap_linears
+from engine.model_runner import TORCH_DTYPES, cache_shape, weights_of, wrap_linears
 from engine.models.loader import load_decoder
 from engine.pool_size import drawn_step, measure_pool_bytes
 from engine.residency import Residency
@@ -95,7 +95,7 @@ class GpuRunner:
     @torch.inference_mode()
     def execute(self, step: Step, residency: Residency) -> StepHandle:
         """Launch the step's tokens, and the draw for each sequence that has all of them now."""
-        return self._launch(lay_out(step, weights_in(residency), self._block_size))
+        return self._launch(lay_out(step, weights_of, self._block_size))
 
     def poison_pages(self, pages: Sequence[int]) -> None:
         self.kv_cache.poison(pages)

@@ -63,7 +63,7 @@ class Holdings:
             self._cache.release(matched, owner, self._block_cost_s)
             return False
         if adapter is not None:
-            self._residency.acquire(adapter)
+            sequence.weights = self._residency.acquire(adapter)
         self._num_holders += 1
         pages = self._pool.allocate(num_blocks, owner)
         if saved is None:
@@ -73,6 +73,9 @@ class Holdings:
         sequence.block_table = matched + pages
         sequence.num_computed_tokens = begin
         sequence.num_known_blocks = len(matched)
+        sequence.is_in_place = False
+        num_wanted = sequence.num_prompt_tokens + sequence.request.sampling.max_tokens
+        sequence.max_num_tokens = min(num_wanted, self.max_num_tokens(sequence))
         self._cache.announce(keys[len(matched) :], owner)
         self._count_hits(sequence, len(matched) * self._block_size)
         return True
@@ -108,6 +111,7 @@ class Holdings:
         self._cache.release(sequence.block_table, sequence.owner, self._block_cost_s)
         sequence.block_table = []
         sequence.num_known_blocks = 0
+        sequence.weights = None
         self._num_holders -= 1
         if sequence.adapter is not None:
             self._residency.release(sequence.adapter)

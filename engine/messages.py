@@ -80,7 +80,7 @@ class EngineError(msgspec.Struct, frozen=True, kw_only=True):
     message: str
 
 
-class TokenOutput(msgspec.Struct, frozen=True, kw_only=True):
+class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Tokens `index .. index+len-1` of one request's output; the last one carries the reason.
 
     Counts are absolute, so that a lost or repeated message does no harm: `num_generated_tokens`

@@ -6,7 +6,7 @@ LoRA once, at construction.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +66,7 @@ class ModelRunner:
         self.kv_cache.poison(pages)
 
     def prepare(self, step: Step, residency: Residency) -> ForwardBatch:
-        layout = lay_out(step, weights_in(residency), self._block_size)
+        layout = lay_out(step, weights_of, self._block_size)
         return build_forward_batch(layout, self._ops, self._block_size)
 
     def prepare_adapter(self, weights: LoraWeights) -> LoraWeights:
@@ -83,15 +83,9 @@ def cache_shape(config: EngineConfig, base: BaseSpec) -> CacheShape:
     return CacheShape(base.num_layers, base.num_kv_heads, config.block_size, base.head_dim, dtype)
 
 
-def weights_in(residency: Residency) -> Callable[[EngineSequence], Any | None]:
-    """Sequence -> its adapter as the kernels read it; None for the base."""
-
-    def weights_of(sequence: EngineSequence) -> Any | None:
-        if sequence.adapter is None:
-            return None
-        return residency.weights(sequence.adapter).for_kernels
-
-    return weights_of
+def weights_of(sequence: EngineSequence) -> Any | None:
+    """A sequence's adapter as the kernels read it; None for the base."""
+    return sequence.weights.for_kernels if sequence.weights is not None else None
 
 
 def wrap_linears(decoder: Decoder, ops: KernelBackend) -> None:

@@ -170,13 +170,14 @@ class Residency:
         entry = self._entries[adapter_key(ref)]
         return 0 if entry.state is State.READY else self._num_pages(entry)
 
-    def acquire(self, ref: AdapterRef) -> None:
+    def acquire(self, ref: AdapterRef) -> AdapterWeights:
         """Hold an adapter for a running sequence; takes its pages if it has none yet."""
         entry = self._entries[adapter_key(ref)]
         if entry.state is not State.READY:
             with self._watch:
                 self._install(entry)
         entry.num_holders += 1
+        return self.weights(ref)
 
     def release(self, ref: AdapterRef) -> None:
         entry = self._entries[adapter_key(ref)]

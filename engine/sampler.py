@@ -39,6 +39,7 @@ class Draw(NamedTuple):
     uniform: float
 
 
+GREEDY = Draw(0.0, 0, 1.0, 0.0, 0.0)
 _DTYPES: tuple[type[np.generic], ...] = (
     np.float64,
     np.int64,
@@ -54,6 +55,8 @@ def draw_of(sequence: EngineSequence) -> Draw:
     Raises where a parameter is none that a kernel can take: so no array of many rows can fail.
     """
     params = sequence.request.sampling
+    if params.temperature == 0 and params.top_k == 0 and params.top_p == 1:
+        return GREEDY
     temperature = float(params.temperature)
     uniform = draw_uniform(params.seed, sequence.num_tokens) if temperature > 0 else 0.0
     # Requests have no min_p.

@@ -20,7 +20,7 @@ landed.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
 
 import structlog
@@ -72,6 +72,7 @@ class Scheduler:
         order: FairOrder,
     ) -> None:
         self._config = config
+        self._block_size = config.block_size
         self._pool = pool
         self._residency = residency
         self._cache = cache
@@ -80,6 +81,8 @@ class Scheduler:
         self._waiting = order
         self._running: dict[Sequence, None] = {}
         """In order of admission."""
+        self._uncharged: list[str] = []
+        """Tenants whose sequences got a token that is not charged yet."""
         self._leaving: list[Sequence] = []
         """Ended or aborted, with their pages: a step in flight still uses them."""
         self._failed: list[tuple[Sequence, EngineError]] = []
@@ -139,13 +142,10 @@ class Scheduler:
     def schedule(self) -> Step:
         """The next step; empty where nothing can run before the step in flight has landed."""
         self._swapping.land()
+        self._charge()
         draft = _Draft({}, self._config.max_num_batched_tokens)
-        able = list(filter(self._can_compute, self._running))
-        prompts = [sequence for sequence in able if sequence.num_uncomputed_tokens > 1]
         # No prompt, however long, makes a stream wait.
-        for sequence in able:
-            if sequence.num_uncomputed_tokens == 1:
-                self._compute(draft, sequence)
+        prompts = self._compute_streams(draft)
         self._compute_prompts(draft, deque(sorted(prompts, key=self._waiting.turn)))
         self._look_ahead()
         return {} if draft.is_stuck else draft.step
@@ -170,26 +170,24 @@ class Scheduler:
         for sequence, num_tokens in step.items():
             sequence.num_in_flight -= 1
             sequence.num_tokens_in_flight -= num_tokens
-            if is_well:
-                self._publish(sequence)
-            else:
+            if not is_well:
                 self._holdings.distrust(sequence)
-            if sequence in self._leaving and sequence.num_in_flight == 0:
-                self._leaving.remove(sequence)
-                self._holdings.release(sequence)
+            elif sequence.num_computed_tokens // self._block_size > sequence.num_known_blocks:
+                self._publish(sequence)  # a block may be full that nobody was told of
+        for sequence in [each for each in self._leaving if each.num_in_flight == 0]:
+            self._leaving.remove(sequence)
+            self._holdings.release(sequence)
 
-    def update(self, sampled: Mapping[Sequence, int]) -> list[Sequence]:
-        """Book the tokens of a step that landed; returns the sequences that got one.
-
-        A token of a sequence that has ended since is dropped.
-        """
-        live = [sequence for sequence in sampled if not sequence.is_finished]
-        self._waiting.charge_generated(live)
-        for sequence in live:
-            sequence.resolve(sampled[sequence], self._holdings.max_num_tokens(sequence))
-            if sequence.finish_reason is not None:
-                self._end(sequence, sequence.finish_reason)
-        return live
+    def update(self, sequence: Sequence, token_id: int) -> bool:
+        """Book a token of a step that landed. False where its sequence has ended since, and the
+        token is dropped."""
+        if sequence.finish_reason is not None:
+            return False
+        self._uncharged.append(sequence.request.tenant_id)
+        sequence.resolve(token_id)
+        if sequence.finish_reason is not None:
+            self._end(sequence, sequence.finish_reason)
+        return True
 
     def fail(self, sequences: Iterable[Sequence]) -> list[Sequence]:
         """Take out sequences of a step that broke; returns those that had not ended yet."""
@@ -210,6 +208,37 @@ class Scheduler:
             assert not sequence.num_placeholders, "a token that nothing will compute"
         for sequence in self._leaving:
             assert sequence.is_finished and sequence.num_in_flight, "it could have left"
+
+    def _charge(self) -> None:
+        """For the tokens of steps that landed since the last schedule."""
+        self._waiting.charge_generated(self._uncharged)
+        self._uncharged.clear()
+
+    def _compute_streams(self, draft: _Draft) -> list[Sequence]:
+        """Give its token to every running sequence that decodes; returns those with a prompt.
+
+        Whoever has a page for its token comes first, so that most take no more than a look.
+        """
+        step: Step = draft.step
+        prompts, others = [], []
+        for sequence in self._running:
+            is_able = sequence.is_in_place and sequence.num_placeholders == 0
+            if not is_able and not self._can_compute(sequence):
+                continue
+            num_computed_tokens = sequence.num_computed_tokens
+            if len(sequence.token_ids) - num_computed_tokens > 1:
+                prompts.append(sequence)
+            elif (
+                num_computed_tokens < len(sequence.block_table) * self._block_size
+                and len(step) < draft.budget
+            ):
+                step[sequence] = 1
+            else:
+                others.append(sequence)
+        draft.budget -= len(step)
+        for sequence in others:
+            self._compute(draft, sequence)
+        return prompts
 
     def _compute(self, draft: _Draft, sequence: Sequence) -> None:
         """Give a running sequence its tokens, and preempt others where its pages are lacking."""
@@ -258,7 +287,7 @@ class Scheduler:
         load = self._residency.num_missing_pages(adapter) if adapter is not None else 0
         if not self._holdings.acquire(sequence, draft.budget):
             return
-        self._waiting.admit(sequence, load * self._config.block_size)
+        self._waiting.admit(sequence, load * self._block_size)
         self._running[sequence] = None
         if self._can_compute(sequence):
             draft.step[sequence] = min(sequence.num_uncomputed_tokens, draft.budget)
@@ -296,13 +325,13 @@ class Scheduler:
     def _can_compute(self, sequence: Sequence) -> bool:
         """False while its pages or its adapter's are being filled, or its last token is in
         flight."""
-        if self._swapping.is_moving(sequence):
-            return False
-        if sequence.adapter is not None and not self._residency.is_installed(sequence.adapter):
-            return False
-        return sequence.num_placeholders == 0 or not sequence.reaches_limit(
-            sequence.num_tokens, self._holdings.max_num_tokens(sequence)
-        )
+        if not sequence.is_in_place:
+            if self._swapping.is_moving(sequence):
+                return False
+            if sequence.weights is not None and not sequence.weights.is_installed:
+                return False
+            sequence.is_in_place = True
+        return sequence.num_placeholders == 0 or len(sequence.token_ids) < sequence.max_num_tokens
 
     @property
     def _has_step_in_flight(self) -> bool:
@@ -311,6 +340,7 @@ class Scheduler:
     def _preempt(self, sequence: Sequence) -> None:
         """Let it wait again, without its pages; the tokens it has stay."""
         del self._running[sequence]
+        self._waiting.suspend(sequence)
         self._holdings.suspend(sequence)
         self._waiting.push(sequence)
 
@@ -324,6 +354,7 @@ class Scheduler:
         if reason is FinishReason.ERROR:
             self._holdings.distrust(sequence)
         del self._running[sequence]
+        self._waiting.suspend(sequence)
         if sequence.num_in_flight > 0:
             self._leaving.append(sequence)
         else:

@@ -9,8 +9,9 @@ last in `token_ids`; none is left when no step is in flight.
 
 from __future__ import annotations
 
+from engine.adapter_weights import AdapterWeights
 from engine.block_keys import BlockKeys
-from engine.messages import AdapterRef, EngineRequest, FinishReason
+from engine.messages import EngineRequest, FinishReason
 
 
 class Sequence:
@@ -21,6 +22,7 @@ class Sequence:
     ) -> None:
         """block_keys: of the request's own tokens; None where no prefix is cached."""
         self.request = request
+        self.adapter = request.adapter
         self.arrival = arrival
         self.block_keys = block_keys
         self.token_ids = [*request.prompt_token_ids, *request.delivered_token_ids]
@@ -42,6 +44,12 @@ class Sequence:
         self.is_charged = bool(request.delivered_token_ids)
         """Its tenant has paid for the prompt, here or where it ran before."""
         self.block_table: list[int] = []
+        self.weights: AdapterWeights | None = None
+        """Of its adapter, while it holds that; what they are is for kernels to know."""
+        self.is_in_place = False
+        """Its pages and its adapter's were seen to be filled: they stay so while it runs."""
+        self.max_num_tokens = 0
+        """It ends when it has so many: as are wanted, or have room. Known when it is admitted."""
         self.finish_reason: FinishReason | None = None
 
     @property
@@ -52,10 +60,6 @@ class Sequence:
     def owner(self) -> tuple[str, int]:
         """Its name in the pool's books: one request may be here under two epochs."""
         return (self.request.request_id, self.request.epoch)
-
-    @property
-    def adapter(self) -> AdapterRef | None:
-        return self.request.adapter
 
     @property
     def is_finished(self) -> bool:
@@ -94,16 +98,12 @@ class Sequence:
         self.token_ids.append(-1 - row)
         self.num_placeholders += 1
 
-    def resolve(self, token_id: int, max_num_tokens: int) -> None:
+    def resolve(self, token_id: int) -> None:
         """Take the token of the oldest placeholder; see whether it is the last that is wanted."""
-        self.token_ids[self.num_known_tokens] = token_id
+        position = len(self.token_ids) - self.num_placeholders
+        self.token_ids[position] = token_id
         self.num_placeholders -= 1
         if token_id in self.request.sampling.stop_token_ids:
             self.finish_reason = FinishReason.STOP
-        elif self.reaches_limit(self.num_known_tokens, max_num_tokens):
+        elif position + 1 >= self.max_num_tokens:
             self.finish_reason = FinishReason.LENGTH
-
-    def reaches_limit(self, num_tokens: int, max_num_tokens: int) -> bool:
-        """Whether it ends at the latest when it has `num_tokens`: known before any token is."""
-        num_wanted = self.num_prompt_tokens + self.request.sampling.max_tokens
-        return num_tokens >= min(num_wanted, max_num_tokens)

@@ -15,11 +15,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import msgspec
 from torch import Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceSpan:
+class SequenceSpan(msgspec.Struct, frozen=True, gc=False):
     """One sequence's part of a step: rows `[query_start, query_start + num_tokens)` of the batch.
 
     Its tokens stand at positions `[context_len - num_tokens, context_len)`; the K and V of
@@ -86,8 +86,7 @@ class LoraSites(Protocol):
     def sites(self) -> Mapping[SiteKey, LoraSite]: ...
 
 
-@dataclass(frozen=True, slots=True)
-class LoraSegment:
+class LoraSegment(msgspec.Struct, frozen=True):
     """Rows `[start, end)` of a batch sorted by adapter, and that adapter's weights.
 
     `weights`: in the form that the backend reads; `LoraSites` on a CPU.

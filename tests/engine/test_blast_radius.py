@@ -22,7 +22,6 @@ from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.forward_batch import ForwardBatch
 from engine.messages import EngineRequest, FinishReason, TokenOutput
-from engine.residency import adapter_key
 from engine.sequence import Sequence as EngineSequence
 from tests.builders.deferring_runner import DeferringRunner
 from tests.builders.engines import EngineHarness, RecordingRunner, make_request, tokens_of
@@ -47,10 +46,8 @@ class Target:
 
     def break_weights(self, for_kernels: Callable[[], Any]) -> None:
         """Its adapter is one whose kernels' form is `for_kernels()`."""
-        assert self.sequence.adapter is not None
-        entry = self.harness.core.residency._entries[adapter_key(self.sequence.adapter)]
-        assert entry.weights is not None
-        entry.weights = _BrokenWeights(entry.weights, for_kernels)
+        assert self.sequence.weights is not None
+        self.sequence.weights = _BrokenWeights(self.sequence.weights, for_kernels)
 
     def break_forward(self, spoil: Callable[[Tensor], None]) -> None:
         """`spoil` gets its row of the logits, after every K and V has been written."""

@@ -35,7 +35,8 @@ class Queue:
         """Admit whoever's turn it is; returns the tenant."""
         sequence = next(self.order.in_turn(anything))
         self.order.admit(sequence, num_load_tokens)
-        self.order.charge_generated([sequence] * num_generated)
+        self.order.charge_generated([sequence.request.tenant_id] * num_generated)
+        self.order.suspend(sequence)
         return sequence.request.tenant_id
 
 
@@ -74,7 +75,7 @@ def test_service_is_tokens_and_a_generated_one_costs_twice() -> None:
         queue.order.admit(sequence, 0)
         served[sequence.request.tenant_id] += 1
         if sequence.request.tenant_id == "outputs":
-            queue.order.charge_generated([sequence] * 2)
+            queue.order.charge_generated(["outputs"] * 2)
     # 20 against 1 + 2 * 2: four "outputs" for each "prompts".
     assert served["outputs"] == pytest.approx(4 * served["prompts"], abs=4)
 
