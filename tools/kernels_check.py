@@ -61,7 +61,7 @@ def steps(older_triton: Path) -> list[Step]:
         Step("machine code", ("-m", "kernels.aot"), AOT),
         Step(
             f"machine code by {older_triton.name}",
-            ("-m", "kernels.aot"),
+            ("-m", "kernels.aot", "--gated-only"),
             AOT,
             {"PYTHONPATH": str(older_triton.resolve())},
         ),

@@ -56,8 +56,13 @@ class Verdict:
         )
 
 
-def check(modules: Sequence[str], cache_dir: Path, budgets_path: Path) -> Verdict:
-    """Compiles every variant of `modules` for every architecture and judges the gated ones."""
+def check(
+    modules: Sequence[str],
+    cache_dir: Path,
+    budgets_path: Path,
+    architectures: Sequence[str] = tuple(ARCHITECTURES),
+) -> Verdict:
+    """Compiles every variant of `modules` for `architectures` and judges the gated ones."""
     started = time.perf_counter()
     shipped = collect(modules)
     found = [
@@ -66,7 +71,7 @@ def check(modules: Sequence[str], cache_dir: Path, budgets_path: Path) -> Verdic
     ]
     if not shipped:
         found.append("there is no variant to compile")
-    built = build(shipped, tuple(ARCHITECTURES), cache_dir)
+    built = build(shipped, tuple(architectures), cache_dir)
     budgets = read_budgets(budgets_path, triton.__version__)
     for each in built:
         about = budget_key(each.shipped.variant.name, each.architecture)
@@ -96,6 +101,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m kernels.aot", description=__doc__)
     parser.add_argument("--record", action="store_true", help="today's figures become budgets")
     parser.add_argument("--markdown", action="store_true", help="print a table for the docs")
+    parser.add_argument("--gated-only", action="store_true", help="only what is also judged")
     parser.add_argument("--package", default="kernels.gpu", help="a package or module of kernels")
     parser.add_argument("--cache-dir", type=Path, default=CACHE_DIR)
     parser.add_argument("--budgets", type=Path, default=BUDGETS_PATH)
@@ -107,7 +113,8 @@ def main(arguments: Sequence[str]) -> int:
     modules = modules_of(options.package)
     if options.record:
         record(modules, options.cache_dir, options.budgets)
-    verdict = check(modules, options.cache_dir, options.budgets)
+    architectures = GATED if options.gated_only else tuple(ARCHITECTURES)
+    verdict = check(modules, options.cache_dir, options.budgets, architectures)
     if options.markdown:
         text = as_markdown(verdict.built, GATED, triton.__version__)
         console.print(text, markup=False, soft_wrap=True)
