@@ -15,7 +15,7 @@ import math
 import secrets
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Many
 from typing import Any, Protocol
 
@@ -292,22 +292,22 @@ class EngineCore:
             return
         self._measure(step, launched_at)
         self.scheduler.land(step)
-        for sequence, outcome in sampled.items():
-            self._take(sequence, outcome)
+        self._take(sampled)
 
-    def _take(self, sequence: Sequence, outcome: Outcome) -> None:
-        """Answer one row of a step that landed: its token, or the reason why it has none."""
-        if isinstance(outcome, EngineError):
-            self._fail([sequence], outcome)
-            return
-        try:
-            if self.scheduler.update(sequence, outcome):
-                self._answers[sequence.request.api_id].append(_output(sequence))
-        except Exception:  # the edge of a row
-            if sequence.is_finished:
-                raise  # the books are at fault, and they are everybody's
-            log.exception("row_failed", at="update", request_id=sequence.request_id)
-            self._fail([sequence])
+    def _take(self, sampled: Mapping[Sequence, Outcome]) -> None:
+        """Answer the rows of a step that landed: a token, or the reason why there is none."""
+        update, answers = self.scheduler.update, self._answers
+        for sequence, outcome in sampled.items():
+            try:
+                if isinstance(outcome, EngineError):
+                    self._fail([sequence], outcome)
+                elif update(sequence, outcome):
+                    answers[sequence.request.api_id].append(_output(sequence))
+            except Exception:  # the edge of a row
+                if sequence.is_finished:
+                    raise  # the books are at fault, and they are everybody's
+                log.exception("row_failed", at="update", request_id=sequence.request_id)
+                self._fail([sequence])
 
     def _measure(self, step: Step, launched_at: float) -> None:
         """What prompts cost, from steps that have more of them than of single tokens."""

@@ -6,7 +6,7 @@ nothing of how layers use them. Invariant: row i of every tensor is about the sa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -60,24 +60,20 @@ class StepLayout:
     draws: list[Draw]
 
 
-def lay_out(
-    step: Mapping[EngineSequence, int],
-    weights_of: Callable[[EngineSequence], Any | None],
-    block_size: int,
-) -> StepLayout:
+def lay_out(step: Mapping[EngineSequence, int], block_size: int) -> StepLayout:
     """Lay out `step`: {sequence: number of tokens to compute from num_computed_tokens on}.
 
-    weights_of: what the kernels read of a sequence's adapter; None for the base.
+    The base's rows come first, then adapter by adapter; among one's, in the order of `step`.
 
     Raises:
         RowsFailedError: some sequences cannot be laid out; the others can.
     """
     failed: dict[EngineSequence, Exception] = {}
-    groups = _by_adapter(step, weights_of, failed)
-    segments = group_rows((weights, sum(map(step.__getitem__, group))) for weights, group in groups)
-    layout = StepLayout([], [], [], [], segments, [], [], [])
+    layout = StepLayout([], [], [], [], [], [], [], [])
     input_ids, positions, slot_mapping = layout.input_ids, layout.positions, layout.slot_mapping
-    for _, group in groups:
+    owners = []
+    for weights, group in _by_adapter(step, failed):
+        first = len(input_ids)
         for sequence in group:
             num_tokens, table = step[sequence], sequence.block_table
             start, begin = len(input_ids), sequence.num_computed_tokens
@@ -99,8 +95,10 @@ def lay_out(
                     layout.sampling.append(sequence)
             except Exception as error:  # the edge of a row; the core logs it
                 failed[sequence] = error
+        owners.append((weights, len(input_ids) - first))
     if failed:
         raise RowsFailedError(failed)
+    layout.segments.extend(group_rows(owners))
     return layout
 
 
@@ -119,23 +117,23 @@ def build_forward_batch(layout: StepLayout, ops: KernelBackend, block_size: int)
 
 
 def _by_adapter(
-    step: Mapping[EngineSequence, int],
-    weights_of: Callable[[EngineSequence], Any | None],
-    failed: dict[EngineSequence, Exception],
-) -> list[tuple[Any | None, list[EngineSequence]]]:
-    """The sequences of the base first, then adapter by adapter, each in the step's order."""
-    groups: dict[int, tuple[Any | None, list[EngineSequence]]] = {id(None): (None, [])}
+    step: Iterable[EngineSequence], failed: dict[EngineSequence, Exception]
+) -> Iterator[tuple[Any | None, list[EngineSequence]]]:
+    """What the kernels read of each adapter, None for the base, and the sequences that have it."""
+    base: list[EngineSequence] = []
+    groups: dict[int, list[EngineSequence]] = {id(None): base}
     for sequence in step:
+        groups.setdefault(id(sequence.weights), []).append(sequence)
+    yield None, base
+    for group in list(groups.values())[1:]:
+        weights = group[0].weights
+        assert weights is not None
         try:
-            weights = weights_of(sequence)
-        except Exception as error:  # the edge of a row; the core logs it
-            failed[sequence] = error
-            continue
-        group = groups.get(id(weights))
-        if group is None:
-            group = groups[id(weights)] = (weights, [])
-        group[1].append(sequence)
-    return list(groups.values())
+            for_kernels = weights.for_kernels
+        except Exception as error:  # the edge of these rows; the core logs it
+            failed |= dict.fromkeys(group, error)
+        else:
+            yield for_kernels, group
 
 
 def _slots(table: Sequence[int], begin: int, end: int, block_size: int) -> list[int]:

@@ -23,7 +23,7 @@ from engine.device_batch import BatchPlanner, is_decode
 from engine.forward_batch import ForwardBatch, StepLayout, lay_out
 from engine.graphs import DecodeGraphs, buckets
 from engine.kv_cache import PagedKVCache
-from engine.model_runner import TORCH_DTYPES, cache_shape, weights_of, wrap_linears
+from engine.model_runner import TORCH_DTYPES, cache_shape, wrap_linears
 from engine.models.loader import load_decoder
 from engine.pool_size import drawn_step, measure_pool_bytes
 from engine.residency import Residency
@@ -95,7 +95,7 @@ class GpuRunner:
     @torch.inference_mode()
     def execute(self, step: Step, residency: Residency) -> StepHandle:
         """Launch the step's tokens, and the draw for each sequence that has all of them now."""
-        return self._launch(lay_out(step, weights_of, self._block_size))
+        return self._launch(lay_out(step, self._block_size))
 
     def poison_pages(self, pages: Sequence[int]) -> None:
         self.kv_cache.poison(pages)
@@ -163,7 +163,7 @@ class GpuRunner:
     @torch.inference_mode()
     def _run_drawn_step(self, num_seqs: int, num_tokens: int) -> None:
         step = drawn_step(num_seqs, num_tokens, self._block_size, self._base.max_model_len)
-        self._launch(lay_out(step, lambda _: None, self._block_size)).result()
+        self._launch(lay_out(step, self._block_size)).result()
 
     @torch.inference_mode()
     def _open(self, config: EngineConfig) -> None:

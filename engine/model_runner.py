@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +20,6 @@ from engine.models.loader import load_decoder
 from engine.residency import Residency
 from engine.sampler import sample_rows
 from engine.scheduler import Step
-from engine.sequence import Sequence as EngineSequence
 from engine.step_handle import CompletedStep, StepHandle
 from engine.swap import LayeredSwapper
 from kernels.backends import choose_backend
@@ -66,7 +64,7 @@ class ModelRunner:
         self.kv_cache.poison(pages)
 
     def prepare(self, step: Step, residency: Residency) -> ForwardBatch:
-        layout = lay_out(step, weights_of, self._block_size)
+        layout = lay_out(step, self._block_size)
         return build_forward_batch(layout, self._ops, self._block_size)
 
     def prepare_adapter(self, weights: LoraWeights) -> LoraWeights:
@@ -81,11 +79,6 @@ class ModelRunner:
 def cache_shape(config: EngineConfig, base: BaseSpec) -> CacheShape:
     dtype = TORCH_DTYPES[config.dtype]
     return CacheShape(base.num_layers, base.num_kv_heads, config.block_size, base.head_dim, dtype)
-
-
-def weights_of(sequence: EngineSequence) -> Any | None:
-    """A sequence's adapter as the kernels read it; None for the base."""
-    return sequence.weights.for_kernels if sequence.weights is not None else None
 
 
 def wrap_linears(decoder: Decoder, ops: KernelBackend) -> None:

@@ -15,8 +15,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import takewhile
+
+import msgspec
 
 from engine.greedy_dual import GreedyDual
 from engine.page_pool import PagePool
@@ -25,8 +26,7 @@ CacheTenant = str | None
 """Whose quota a block counts against; None: the operator's, a prefix that tenants share."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Block:
+class _Block(msgspec.Struct, frozen=True, gc=False):
     key: bytes
     page: int
     tenant_id: CacheTenant

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from hypothesis import given
@@ -22,6 +24,12 @@ POOL = torch.zeros((4, 4096), dtype=torch.uint8)
 FORMAT = PageFormat({}, 4096, 4)
 
 
+@dataclass(frozen=True)
+class Installed:
+    for_kernels: PagedAdapter
+    is_installed: bool = True
+
+
 def planner(*, batch_invariant: bool = False) -> BatchPlanner:
     return BatchPlanner(
         HeadShape(4, 2, 4),
@@ -40,13 +48,14 @@ def adapter(rank: int) -> PagedAdapter:
 def decode_layout(contexts: list[int], ranks: list[int | None]) -> StepLayout:
     """One decoding sequence for each context length; rank None: the base's."""
     adapters = [None if rank is None else adapter(rank) for rank in ranks]
-    step, weights = {}, {}
+    step = {}
     for number, (context, own) in enumerate(zip(contexts, adapters, strict=True)):
         sequence = Sequence(make_request(f"r{number}", [3] * context), number)
         sequence.num_computed_tokens = context - 1
         sequence.block_table = list(range(number, number + context // BLOCK_SIZE + 1))
-        step[sequence], weights[sequence] = 1, own
-    return lay_out(step, weights.__getitem__, BLOCK_SIZE)
+        sequence.weights = Installed(own) if own is not None else None
+        step[sequence] = 1
+    return lay_out(step, BLOCK_SIZE)
 
 
 def padded(contexts: list[int], ranks: list[int | None], bucket: int) -> DeviceStep:
@@ -108,10 +117,10 @@ def test_rows_that_pad_a_step_store_nothing_and_attend_to_nothing(lengths: list[
 def test_a_prompt_or_an_unfinished_chunk_is_no_decode_step() -> None:
     sequence = Sequence(make_request("r", [3] * 10), 1)
     sequence.block_table = [0, 1]
-    assert not is_decode(lay_out({sequence: 10}, lambda _: None, BLOCK_SIZE))
-    assert not is_decode(lay_out({sequence: 1}, lambda _: None, BLOCK_SIZE))
+    assert not is_decode(lay_out({sequence: 10}, BLOCK_SIZE))
+    assert not is_decode(lay_out({sequence: 1}, BLOCK_SIZE))
     sequence.num_computed_tokens = 9
-    assert is_decode(lay_out({sequence: 1}, lambda _: None, BLOCK_SIZE))
+    assert is_decode(lay_out({sequence: 1}, BLOCK_SIZE))
 
 
 @given(st.integers(1, 300))
