@@ -127,6 +127,13 @@ class FairOrder:
         """The lower, the sooner."""
         return (self.service(sequence.request.tenant_id), sequence.arrival)
 
+    def comes_before(self, running: Sequence, waiting: Sequence) -> bool:
+        """Whether the rest of a prompt goes before one that waits. It has been paid for: so of two
+        tenants with equal service, the one that waits has in truth had less."""
+        if running.request.tenant_id == waiting.request.tenant_id:
+            return running.arrival < waiting.arrival
+        return self.service(running.request.tenant_id) < self.service(waiting.request.tenant_id)
+
     def in_turn(self, is_ready: Callable[[Sequence], bool]) -> Iterator[Sequence]:
         """The sequences that are ready, in order. One that has not been admitted before the next
         is asked for is passed over; ends where it bars the way."""

@@ -267,7 +267,7 @@ class Scheduler:
         """Go on with prompts and admit waiting sequences, whoever's turn it is."""
         if self._can_admit(draft):
             for sequence in self._waiting.in_turn(self._is_ready):
-                while under_way and self._waiting.turn(under_way[0]) < self._waiting.turn(sequence):
+                while under_way and self._waiting.comes_before(under_way[0], sequence):
                     self._compute(draft, under_way.popleft())
                 if not self._can_admit(draft):
                     break
