@@ -22,7 +22,8 @@ from lora.base_spec import BaseSpec
 from lora.digest import adapter_digest, hash_file
 from lora.store import CONFIG_FILE, WEIGHTS_FILE, LocalAdapterStore
 
-CPU = EngineConfig(pool_bytes=1 << 30)
+# Each turn has the same prompts: found in the cache, they would be no comparison.
+CPU = EngineConfig(pool_bytes=1 << 30, prefix_caching=False)
 
 
 def tenfold(
