@@ -6,6 +6,7 @@ order, changes nothing.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -15,6 +16,8 @@ from app.requests.ledger import entry_of, merge, merge_all
 from app.requests.repository import LedgerRepository, find_request, list_events
 from app.tables import AcceptedRequest, RequestEvent
 from engine.messages import UsageRecord
+
+_REQUEST_ID = re.compile(r"[0-9a-f]{32}-[0-9]{1,6}")
 
 
 async def write_records(ledger: LedgerRepository, records: Iterable[UsageRecord]) -> None:
@@ -30,7 +33,9 @@ async def show_request(
     session: AsyncSession, request_id: str
 ) -> tuple[AcceptedRequest, Sequence[RequestEvent]]:
     """A request as it was accepted, and its rows of the ledger. Raises NotFoundError."""
-    request = await find_request(session, request_id)
+    request = None
+    if _REQUEST_ID.fullmatch(request_id):
+        request = await find_request(session, request_id)
     if request is None:
         raise NotFoundError("No such request.", param="request_id")
     return request, await list_events(session, request.tenant_id, request_id)

@@ -33,7 +33,7 @@ async def test_payload_is_refused_like_any_unknown_text(
     acme = await operator.new_tenant("acme")
     quoted = quote(payload, safe="")
 
-    for path in (f"/tenants/{quoted}", f"/tenants/acme/keys/{quoted}"):
+    for path in (f"/tenants/{quoted}", f"/tenants/acme/keys/{quoted}", f"/requests/{quoted}"):
         assert (await operator.call("GET", path)).status_code == 404
     for path in (
         f"/v1/models/{quoted}",
