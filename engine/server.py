@@ -159,6 +159,10 @@ def serve(
     ] = None,
 ) -> None:
     """Serve one base model and the adapters on it, from the queue at --redis-url."""
+    if device == "cuda" and not has_cuda():
+        raise typer.BadParameter(
+            "no CUDA device is usable here (is this a CPU build of torch?)", param_hint="--device"
+        )
     configure_logging()
     torch.set_num_threads(threads or default_threads())
     name = engine_id or f"{socket.gethostname()}-{os.getpid()}"
