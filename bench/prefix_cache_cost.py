@@ -45,7 +45,7 @@ class NoLoader:
     """There are no adapters here."""
 
     def start(self, ref: AdapterRef) -> None:
-        raise NotImplementedError
+        raise NotImplementedError  # no request of this bench names an adapter
 
     def take_completed(self) -> list[LoadResult]:
         return []
@@ -61,7 +61,7 @@ class NoModel:
         return CompletedStep(sampling, [5] * len(sampling))
 
     def poison_pages(self, pages: Sequence[int]) -> None:
-        raise NotImplementedError
+        raise NotImplementedError  # only the debug mode asks, and this bench does not turn it on
 
 
 @dataclass(frozen=True)

@@ -124,7 +124,7 @@ class LayoutRunner:
         return CompletedStep(sampling, [7] * len(sampling))
 
     def poison_pages(self, pages: Sequence[int]) -> None:
-        raise NotImplementedError
+        raise NotImplementedError  # only the debug mode asks, and this bench does not turn it on
 
 
 class Clients:
