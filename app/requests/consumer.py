@@ -51,6 +51,7 @@ class UsageConsumer:
         self._name = f"worker-{secrets.token_hex(6)}"
         self._claim_after_ms = int(claim_after_s * 1000)
         self._unwritten: list[Delivery] = []
+        self._has_read_all = False
         self.is_caught_up = False
         """Whether the last read left nothing unread, and all of it is written."""
 
@@ -59,7 +60,7 @@ class UsageConsumer:
 
         What a failed call has read, the next one writes.
         """
-        self.is_caught_up = False
+        self.is_caught_up = self._has_read_all = False
         if not self._unwritten:
             read = await self._read()
             if read is None:
@@ -70,7 +71,7 @@ class UsageConsumer:
             await self._write([record for _, record in self._unwritten])
             await self._acknowledge([entry_id for entry_id, _ in self._unwritten])
             self._unwritten = []
-        self.is_caught_up = num_read < BATCH
+        self.is_caught_up = self._has_read_all
         return num_read
 
     async def _read(self) -> list[Delivery] | None:
@@ -93,7 +94,9 @@ class UsageConsumer:
         reply: Any = await self._redis.xreadgroup(
             GROUP, self._name, {keys.USAGE: ">"}, count=BATCH, block=BLOCK_MS
         )
-        return cast("list[Entry]", reply[0][1]) if reply else []  # protocol 2
+        entries = cast("list[Entry]", reply[0][1]) if reply else []  # protocol 2
+        self._has_read_all = len(entries) < BATCH
+        return entries
 
     async def _parse(self, entries: Sequence[Entry]) -> list[Delivery]:
         deliveries, unreadable = [], []

@@ -70,6 +70,23 @@ async def test_a_worker_killed_between_commit_and_acknowledgement_writes_no_seco
     assert await queue.xlen(keys.USAGE) == 0
 
 
+async def test_it_is_not_caught_up_while_something_waits_that_it_has_not_read(
+    registry: Database, queue: Redis
+) -> None:
+    first = DiesBeforeAcknowledging(registry, queue)
+    await first.run_once()  # makes the group
+    await say(queue, make_record())
+    with pytest.raises(KeyboardInterrupt):
+        await first.run_once()
+    await say(queue, make_record())
+
+    heir = UsageConsumer(registry, queue, claim_after_s=0.0)
+    assert await heir.run_once() == 1  # what the dead one had read
+    assert not heir.is_caught_up
+    assert await heir.run_once() == 1
+    assert heir.is_caught_up
+
+
 async def test_records_wait_in_the_stream_while_postgres_is_away(
     queue: Redis, rows: Rows, relay: Relay, relayed_url: str
 ) -> None:
