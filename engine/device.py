@@ -2,7 +2,7 @@
 
 The only file that knows CUDA. `HostDevice` does the same things in order and at once, so that
 whatever is written against `Device` also runs, and is tested, without a GPU. Knows nothing of
-models or pages. Invariant: no method but `Event.wait` and `synchronize` waits for the device.
+models or pages. Invariant: no method but `Event.wait` and `capture` waits for the device.
 """
 
 from __future__ import annotations
@@ -60,9 +60,6 @@ class Device(Protocol):
     def memory(self) -> tuple[int, int] | None:
         """(free, total) bytes of the device; None where the pool's size is a matter of choice."""
 
-    def synchronize(self) -> None:
-        """Block this thread until nothing is queued."""
-
 
 class _DoneEvent:
     def __init__(self) -> None:
@@ -108,9 +105,6 @@ class HostDevice:
 
     def memory(self) -> tuple[int, int] | None:
         return None
-
-    def synchronize(self) -> None:
-        pass
 
 
 class _CudaEvent:
@@ -175,9 +169,6 @@ class CudaDevice:
     def memory(self) -> tuple[int, int] | None:
         free, total = torch.cuda.mem_get_info(self.target)
         return free, total
-
-    def synchronize(self) -> None:
-        torch.cuda.synchronize(self.target)
 
 
 def has_cuda() -> bool:

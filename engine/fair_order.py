@@ -14,7 +14,7 @@ bars the way.
 
 Holds no tensors; knows nothing of pages. It holds nobody back but by those bars. Invariant: the
 service, over weight, of two tenants who both wait differs over any time by at most
-2 * max(w_p * L_in, w_q * M) (DESIGN, section 5), and the slack.
+2 * max(w_p * L_in, w_q * M) (docs/decisions/0007-fair-order.md), and the slack.
 """
 
 from __future__ import annotations

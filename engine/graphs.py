@@ -40,10 +40,6 @@ class DecodeGraphs:
         self._forward = forward
         self._captured: dict[Hashable, _Captured] = {}
 
-    @property
-    def num_captured(self) -> int:
-        return len(self._captured)
-
     def run(self, step: DeviceStep) -> tuple[Tensor, Sequence[Tensor]] | None:
         """Queue a padded step: its logits, and the views of its arrays on the device.
 

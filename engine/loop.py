@@ -22,6 +22,7 @@ from engine.block_keys import BlockKeys
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.messages import (
+    API_LOST,
     Abort,
     AdapterRef,
     EngineRequest,
@@ -43,7 +44,6 @@ IDLE_WAIT_S = 0.5
 """A marked-idle engine is woken by message; this only bounds how long a lost one can hurt."""
 BUSY_WAIT_S = 0.1
 RETRY_WAIT_S = 0.5
-API_LOST = "api_lost"
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +254,7 @@ class EngineLoop:
             num_free_pages=core.scheduler.num_available_pages,
             num_steps=core.num_steps,
             max_loading_us=round(1e6 * core.max_loading_s),
-            adapters=frozenset(core.residency.ready_keys()),
+            adapters=core.residency.ready_keys(),
         )
         if batches:
             self._put_outbox(batches)

@@ -12,6 +12,9 @@ from typing import Annotated
 
 import msgspec
 
+API_LOST = "api_lost"
+"""How a request ends whose API process died: said by its engine, or by the sweeper."""
+
 
 class FinishReason(StrEnum):
     """Why a sequence ended. `stop` and `length` are OpenAI's; `abort` and `error` end a failed one.

@@ -95,6 +95,7 @@ class Residency:
         self._tier = tier
         self._watch = watch
         self._entries: dict[AdapterKey, _Entry] = {}
+        self._ready: frozenset[AdapterKey] | None = None  # asked every step, and changes rarely
         self._has_evicted = False
         self.num_loads = 0
         """Adapters that were asked of the loader."""
@@ -159,6 +160,7 @@ class Residency:
         """Free the pages of an idle adapter."""
         entry = self._entries[adapter_key(ref)]
         assert entry.state is State.READY and entry.num_holders == 0, "evicted in use"
+        self._ready = None
         self._ageing.left(entry.priority)
         self._pool.free_cold(self._pool.release(entry.pages, adapter_key(ref)))
         with self._watch:
@@ -206,8 +208,11 @@ class Residency:
         """Pages that eviction could free at once."""
         return sum(len(entry.pages) for entry in self._idle())
 
-    def ready_keys(self) -> set[AdapterKey]:
-        return {key for key, entry in self._entries.items() if entry.state is State.READY}
+    def ready_keys(self) -> frozenset[AdapterKey]:
+        if self._ready is None:
+            ready = (key for key, each in self._entries.items() if each.state is State.READY)
+            self._ready = frozenset(ready)
+        return self._ready
 
     def owners(self) -> Iterator[tuple[AdapterKey, list[int]]]:
         """Who owns which pages, for `PagePool.check_integrity`."""
@@ -266,6 +271,7 @@ class Residency:
         self.num_kept_installs += entry.state is State.KEPT
         self._tier.installed(key, host)
         entry.state = State.READY
+        self._ready = None
 
     def _forget(self, entry: _Entry) -> None:
         """Nobody here needs it. What it is on the host stays there while there is room."""

@@ -88,11 +88,6 @@ class Sequence:
     def num_uncomputed_tokens(self) -> int:
         return len(self.token_ids) - self.num_computed_tokens
 
-    @property
-    def last_token_id(self) -> int:
-        """The last one that is known."""
-        return self.token_ids[self.num_known_tokens - 1]
-
     def append_placeholder(self, row: int) -> None:
         """A step was launched that samples the next token as its row `row`."""
         self.token_ids.append(-1 - row)

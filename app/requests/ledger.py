@@ -20,7 +20,6 @@ from engine.messages import FinishReason, UsageAuthor, UsageRecord
 Event = Literal["checkpoint", "final"]
 EntryKey = tuple[str, str, str]
 
-API_LOST = "api_lost"
 _NATURAL = (FinishReason.STOP.value, FinishReason.LENGTH.value)
 
 

@@ -17,11 +17,11 @@ import structlog
 from redis.asyncio import Redis
 
 from app.db import Database, ledger_scope
-from app.requests.ledger import API_LOST, Entry
+from app.requests.ledger import Entry
 from app.requests.repository import LedgerRepository
 from app.requests.service import write_records
 from app.tables import AcceptedRequest
-from engine.messages import UsageAuthor, UsageRecord
+from engine.messages import API_LOST, UsageAuthor, UsageRecord
 from engine.transport import keys
 from engine.transport.connection import translated_errors
 from engine.transport.errors import QueueUnavailableError

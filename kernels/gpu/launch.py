@@ -66,8 +66,3 @@ def next_power_of_2(value: int) -> int:
 def pointer_type(dtype: torch.dtype) -> str:
     """What `AotVariant.signature` calls a pointer to `dtype`: `*bf16`."""
     return f"*{_TRITON_NAMES[dtype]}"
-
-
-def is_divisible(*values: int) -> bool:
-    """Whether a launch with these strides or addresses is the one that `divisible` promises."""
-    return all(value % DIVISIBLE_BY == 0 for value in values)

@@ -20,7 +20,6 @@ from kernels.gpu.launch import ceil_div, next_power_of_2, round_up
 
 SMALL_TILE = 16
 LARGE_TILE = 64
-MIN_RANK = 16
 # By rows of a tile. Expand sums all splits of a tile at once: more of a large one would spill.
 MAX_SPLITS = MappingProxyType({SMALL_TILE: 16, LARGE_TILE: 4})
 MIN_SPLIT_COLUMNS = 256

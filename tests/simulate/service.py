@@ -2,8 +2,8 @@
 
 Service is delivered tokens: a prompt when it is first computed, generated ones when they are
 answered, and the pages of adapters that a tenant brought in; at the engine's prices, over weight.
-The bound (DESIGN, section 5; VTC, Sheng et al. 2024, theorem 4.4) is about spans of time in which
-both tenants always have a sequence that waits and could run.
+The bound (docs/decisions/0007-fair-order.md; VTC, Sheng et al. 2024, theorem 4.4) is about spans of
+time in which both tenants always have a sequence that waits and could run.
 """
 
 from __future__ import annotations
