@@ -1,7 +1,7 @@
 """Two backlogged tenants get the same service, within a bound, whatever the order of events.
 
 Service is prompt tokens at lease plus twice the generated tokens as they are made (VTC, Sheng et
-al. 2024); the bound is DESIGN section 5's: 2 * max(w_p * L_in, w_q * M) per engine.
+al. 2024); the bound (docs/decisions/0007-fair-order.md) is 2 * max(w_p * L_in, w_q * M) per engine.
 """
 
 from __future__ import annotations
