@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import partial
 
+import msgspec
 import torch
 
 from bench import float64
@@ -118,7 +119,7 @@ def _pool_with(
     pool = Pool(base, num_pages, block_size=BLOCK_SIZE, dtype=dtype, device=compute_device(dry=dry))
     pool.poison()
     spans = pool.spans(work)
-    slots = _slots([replace(span, num_tokens=span.context_len) for span in spans])
+    slots = _slots([msgspec.structs.replace(span, num_tokens=span.context_len) for span in spans])
     pages, offsets = (slots // BLOCK_SIZE).to(pool.device), (slots % BLOCK_SIZE).to(pool.device)
     for cache in pool.cache.layer(1):
         shape = (base.num_kv_heads, slots.shape[0], base.head_dim)
