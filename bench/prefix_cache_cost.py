@@ -26,6 +26,7 @@ import torch
 
 from app.demo.base_model import ensure_base_model
 from bench.report import describe, machine
+from bench.still_pages import StillPages
 from engine.config import EngineConfig
 from engine.core import EngineCore, Loader, Runner
 from engine.messages import AdapterRef, EngineRequest, SamplingParams
@@ -51,17 +52,12 @@ class NoLoader:
         return []
 
 
-class NoModel:
+class NoModel(StillPages):
     """Answers token 5 at once."""
-
-    max_in_flight = 1
 
     def execute(self, step: Step, residency: Residency) -> StepHandle:
         sampling = [each for each, number in step.items() if number == each.num_uncomputed_tokens]
         return CompletedStep(sampling, [5] * len(sampling))
-
-    def poison_pages(self, pages: Sequence[int]) -> None:
-        raise NotImplementedError  # only the debug mode asks, and this bench does not turn it on
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ from rich.table import Table
 
 from bench.report import describe, machine
 from bench.shapes import LLAMA_3_8B
+from bench.still_pages import StillPages
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.forward_batch import StepLayout, build_forward_batch, lay_out
@@ -107,10 +108,8 @@ class InstantLoader:
         return taken
 
 
-class LayoutRunner:
+class LayoutRunner(StillPages):
     """Lays steps out, and answers token 7 to every row that samples."""
-
-    max_in_flight = 1
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
@@ -122,9 +121,6 @@ class LayoutRunner:
         self.seconds.append(time.thread_time() - begin)
         sampling = self.layout.sampling
         return CompletedStep(sampling, [7] * len(sampling))
-
-    def poison_pages(self, pages: Sequence[int]) -> None:
-        raise NotImplementedError  # only the debug mode asks, and this bench does not turn it on
 
 
 class Clients:
