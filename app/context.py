@@ -51,7 +51,10 @@ async def open_context(settings: Settings, now: Clock | None = None) -> AsyncIte
     tokenizer = await asyncio.to_thread(Tokenizer.from_folder, settings.model)
     database = Database(settings.database_url, pool_size=settings.database_pool_size)
     queue = QueueClient(
-        settings.redis_url, settings.api_id, failover_timeout_s=settings.failover_timeout_s
+        settings.redis_url,
+        settings.api_id,
+        secret=settings.queue_secret.get_secret_value(),
+        failover_timeout_s=settings.failover_timeout_s,
     )
     admission = Admission(settings.redis_url)
     acceptance = Acceptance(settings.database_url, timeout_s=settings.dependency_timeout_s)

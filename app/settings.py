@@ -18,6 +18,8 @@ MEBIBYTE = 1 << 20
 class WorkerSettings(BaseSettings):
     """What `tenfold worker` needs: the registry, the queue, the store and the base's folder.
 
+    `queue_secret` seals what goes through the queue; API, workers and engines have the same. Of
+    several, with commas between, the first seals and any opens, so that it can be changed.
     `sweep_interval_s`: how often requests of dead API processes are looked for. `api_lost_after_s`:
     how long such a process must have been silent.
     """
@@ -26,6 +28,7 @@ class WorkerSettings(BaseSettings):
 
     database_url: str
     redis_url: str
+    queue_secret: SecretStr = Field(min_length=16)
     model: Path
     model_id: str | None = None
     adapter_store: str

@@ -30,6 +30,7 @@ from engine.transport.client import QueueClient
 from engine.transport.server import EngineStatus, EngineTransport
 
 API_ID = "api-bench"
+QUEUE_SECRET = "secret-of-this-bench"
 LEASE_SIZE = 64
 FREE_PAGES = 1_000_000
 PAGE_TOKENS = 16
@@ -41,7 +42,7 @@ class OneTokenEngine(threading.Thread):
 
     def __init__(self, redis_url: str) -> None:
         super().__init__(daemon=True)
-        self.transport = EngineTransport(redis_url, "engine-bench")
+        self.transport = EngineTransport(redis_url, "engine-bench", secret=QUEUE_SECRET)
         self.num_batches = 0
         self.is_stopped = threading.Event()
 
@@ -95,7 +96,7 @@ async def measure(
     redis_url: str, num_requests: int, num_tenants: int, num_prompt_tokens: int
 ) -> dict[str, float]:
     """Requests a second through `submit` alone, and through the whole way and back."""
-    client = QueueClient(redis_url, API_ID)
+    client = QueueClient(redis_url, API_ID, secret=QUEUE_SECRET)
     await client.start()
     numbers = iter(range(num_requests))
     streams = []

@@ -43,6 +43,7 @@ from lora.store import open_store
 log = structlog.get_logger("engine")
 
 HUNG_EXIT_CODE = 70  # EX_SOFTWARE
+QUEUE_SECRET = "TENFOLD_QUEUE_SECRET"
 
 
 def serve(
@@ -163,6 +164,9 @@ def serve(
         raise typer.BadParameter(
             "no CUDA device is usable here (is this a CPU build of torch?)", param_hint="--device"
         )
+    secret = os.environ.get(QUEUE_SECRET, "")  # no option: argument lists are for all to see
+    if not secret:
+        raise typer.BadParameter("the same as the API's and the worker's", param_hint=QUEUE_SECRET)
     configure_logging()
     torch.set_num_threads(threads or default_threads())
     name = engine_id or f"{socket.gethostname()}-{os.getpid()}"
@@ -202,7 +206,7 @@ def serve(
         on_completed=lambda: loop.wake(),
     )
     core = EngineCore(config, base, runner, loader, name)
-    transport = EngineTransport(redis_url, name)
+    transport = EngineTransport(redis_url, name, secret=secret)
     loop = EngineLoop(core, transport, config, on_hang=lambda: os._exit(HUNG_EXIT_CODE))
     end_on_signals(loop)
     split = split_memory(config, base)

@@ -55,6 +55,7 @@ def serve(
         redis_url=os.environ.get("TENFOLD_REDIS_URL"),
         admin_key=os.environ.get("TENFOLD_ADMIN_KEY"),
         key_pepper=os.environ.get("TENFOLD_KEY_PEPPER"),
+        queue_secret=os.environ.get("TENFOLD_QUEUE_SECRET"),
     )
     stack = Stack(config, ConsoleSteps(console))
 

@@ -16,27 +16,39 @@ from app.launcher.errors import LauncherError
 
 
 class FolderSecrets(msgspec.Struct, frozen=True, kw_only=True):
-    """`key_pepper` keys the HMAC of API keys; `admin_key` is the operator's bootstrap key."""
+    """`key_pepper` keys the HMAC of API keys; `admin_key` is the operator's bootstrap key;
+    `queue_secret` seals what API, worker and engine say to each other.
+    """
 
     key_pepper: str
     admin_key: str
     redis_password: str
+    queue_secret: str = ""  # a folder of before it has none yet
 
 
 def load_or_create_secrets(path: Path) -> tuple[FolderSecrets, bool]:
     """The folder's secrets, and whether this call generated them. Raises LauncherError."""
     if path.exists():
         try:
-            return msgspec.json.decode(path.read_bytes(), type=FolderSecrets), False
+            found = msgspec.json.decode(path.read_bytes(), type=FolderSecrets)
         except msgspec.MsgspecError as error:
             raise LauncherError(f"{path} is damaged ({error}); restore it from a backup") from error
+        if not found.queue_secret:
+            found = msgspec.structs.replace(found, queue_secret=secrets.token_urlsafe(32))
+            _write(path, found)
+        return found, False
     fresh = FolderSecrets(
         key_pepper=secrets.token_urlsafe(32),
         admin_key=f"tfa_{secrets.token_urlsafe(32)}",
         redis_password=secrets.token_urlsafe(24),
+        queue_secret=secrets.token_urlsafe(32),
     )
-    write_private(path, msgspec.json.format(msgspec.json.encode(fresh)))
+    _write(path, fresh)
     return fresh, True
+
+
+def _write(path: Path, content: FolderSecrets) -> None:
+    write_private(path, msgspec.json.format(msgspec.json.encode(content)))
 
 
 def write_private(path: Path, content: bytes) -> None:

@@ -27,7 +27,14 @@ from app.launcher.valkey import ValkeyServer
 
 MIGRATE_TIMEOUT_S = 300.0
 READY_TIMEOUT_S = 900.0  # a large base model on a slow disk
-CONCERNS = ("DATABASE_URL", "OWNER_DATABASE_URL", "REDIS_URL", "KEY_PEPPER", "ADMIN_KEY")
+CONCERNS = (
+    "DATABASE_URL",
+    "OWNER_DATABASE_URL",
+    "REDIS_URL",
+    "QUEUE_SECRET",
+    "KEY_PEPPER",
+    "ADMIN_KEY",
+)
 
 
 class Step(Protocol):
@@ -50,7 +57,8 @@ class StackConfig:
 
     `database_url`, `redis_url`: external servers; where given, none is started for them.
     `owner_url`: the role that may change the schema of an external database; without it an
-    external database is taken as migrated. `admin_key`, `key_pepper`: override the folder's own.
+    external database is taken as migrated. `admin_key`, `key_pepper`,
+    `queue_secret`: override the folder's own.
     """
 
     data_dir: Path
@@ -68,6 +76,7 @@ class StackConfig:
     redis_url: str | None = None
     admin_key: str | None = None
     key_pepper: str | None = None
+    queue_secret: str | None = None
 
 
 class Stack:
@@ -115,7 +124,10 @@ class Stack:
         base = _set({"MODEL": model, "MODEL_ID": config.model_id})
         store = {"TENFOLD_ADAPTER_STORE": str(config.data_dir / "adapters")}
         registry = {"TENFOLD_DATABASE_URL": database_url}
-        queue = {"TENFOLD_REDIS_URL": redis_url}
+        queue = {
+            "TENFOLD_REDIS_URL": redis_url,
+            "TENFOLD_QUEUE_SECRET": config.queue_secret or secrets.queue_secret,
+        }
         api = _set(
             {
                 "KEY_PEPPER": config.key_pepper or secrets.key_pepper,

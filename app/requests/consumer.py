@@ -21,7 +21,8 @@ from app.db import Database
 from app.requests.repository import LedgerRepository
 from app.requests.service import write_records
 from engine.messages import UsageRecord
-from engine.transport import codec, keys
+from engine.transport import keys
+from engine.transport.codec import Codec
 from engine.transport.connection import translated_errors
 from engine.transport.errors import MessageDecodeError
 
@@ -44,9 +45,15 @@ class UsageConsumer:
     """One per worker process. `run_once` raises UnavailableError and QueueUnavailableError."""
 
     def __init__(
-        self, database: Database, redis: Redis, *, claim_after_s: float = CLAIM_AFTER_S
+        self,
+        database: Database,
+        redis: Redis,
+        *,
+        secret: str,
+        claim_after_s: float = CLAIM_AFTER_S,
     ) -> None:
         self._database = database
+        self._codec = Codec(secret)
         self._redis = redis
         self._name = f"worker-{secrets.token_hex(6)}"
         self._claim_after_ms = int(claim_after_s * 1000)
@@ -102,7 +109,7 @@ class UsageConsumer:
         deliveries, unreadable = [], []
         for entry_id, fields in entries:
             try:
-                record = codec.decode_usage((fields or {}).get(b"record", b""))
+                record = self._codec.decode_usage((fields or {}).get(b"record", b""))
                 deliveries.append((entry_id, record))
             except MessageDecodeError as error:
                 log.error("usage_record_dropped", entry_id=entry_id.decode(), error=str(error))

@@ -35,7 +35,9 @@ class LedgerJobs:
         self._database = database
         self._redis = open_async_redis(settings.redis_url, max_connections=4)
         self._sweep_interval_s = settings.sweep_interval_s
-        self._consumer = UsageConsumer(database, self._redis)
+        self._consumer = UsageConsumer(
+            database, self._redis, secret=settings.queue_secret.get_secret_value()
+        )
         self._sweeper = Sweeper(database, self._redis, api_lost_after_s=settings.api_lost_after_s)
 
     async def run(self, stopping: asyncio.Event) -> None:

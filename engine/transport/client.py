@@ -16,7 +16,8 @@ from typing import Any, cast
 import structlog
 
 from engine.messages import EngineRequest, TokenOutput
-from engine.transport import codec, keys
+from engine.transport import keys
+from engine.transport.codec import Codec
 from engine.transport.connection import open_async_redis, translated_errors
 from engine.transport.errors import MessageDecodeError, QueueUnavailableError
 from engine.transport.failover import Failover, enqueue_args
@@ -45,11 +46,15 @@ class QueueClient:
         redis_url: str,
         api_id: str,
         *,
+        secret: str,
         failover_timeout_s: float = FAILOVER_TIMEOUT_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """failover_timeout_s: how long a request whose engine died waits for another one."""
+        """secret: of `Codec`. failover_timeout_s: how long a request whose engine died waits for
+        another one.
+        """
         self.api_id = api_id
+        self._codec = Codec(secret)
         self._clock = clock
         self._redis = open_async_redis(redis_url, max_connections=MAX_CONNECTIONS)
         self._scripts = {
@@ -66,9 +71,11 @@ class QueueClient:
         self._tasks: list[asyncio.Task[None]] = []
         self._is_closing = False
         self._heartbeat = ApiHeartbeat(redis_url, api_id)
-        self._reports = UsageReporter(self._redis, clock)
+        self._reports = UsageReporter(self._redis, self._codec, clock)
         self._has_adrift = asyncio.Event()
-        failover = Failover(self._run, self._abort_later, timeout_s=failover_timeout_s, clock=clock)
+        failover = Failover(
+            self._run, self._codec, self._abort_later, timeout_s=failover_timeout_s, clock=clock
+        )
         self._watch = Watch(
             self._run, self._streams, failover, on_data_lost=self._reports.repeat, clock=clock
         )
@@ -182,7 +189,7 @@ class QueueClient:
 
     async def _enqueue(self, stream: OutputStream) -> None:
         try:
-            await self._run("enqueue", *enqueue_args(stream.request))
+            await self._run("enqueue", *enqueue_args(stream.request, self._codec))
         finally:
             stream.is_enqueued = True
             if stream.is_finished:  # while this was on its way: the abort may have overtaken it
@@ -222,10 +229,12 @@ class QueueClient:
 
     def _dispatch(self, data: bytes) -> None:
         try:
-            batch = codec.decode_batch(data)
+            batch, errors = self._codec.decode_batch(data)
         except MessageDecodeError as error:
             log.error("output_batch_dropped", api_id=self.api_id, error=str(error))
             return
+        for damage in errors:  # the hole that it leaves moves its stream
+            log.error("output_dropped", engine_id=batch.engine_id, error=str(damage))
         now = self._clock()
         for output in batch.outputs:
             self._push(output, batch.engine_id, now)

@@ -1,11 +1,19 @@
-"""Messages as bytes: one version byte, then msgpack of a struct of `engine.messages`.
+"""Messages as bytes: a version byte, a MAC, then msgpack of a struct of `engine.messages`.
 
-Knows nothing of Redis. Invariant: bytes that do not decode to exactly one known struct of this
-version raise MessageDecodeError and nothing else, whoever wrote them.
+Knows nothing of Redis. Invariants: no byte of a request, an output or a usage record is decoded
+before its MAC was found right, so whoever can write into Redis, and no more, can put no word into
+anybody's mouth; bytes that are not exactly one known struct of this version raise
+MessageDecodeError and nothing else, whoever wrote them.
+
+The MAC is HMAC-SHA256 (RFC 2104, cut to its first 16 bytes) over version, kind and struct, so a
+message of one kind is none of another. Control messages have none: lua/ writes them, and a script
+knows no secret. docs/decisions/0008-message-authentication.md says what one that is forged can do.
 """
 
 from __future__ import annotations
 
+import hmac
+from collections.abc import Callable
 from typing import TypeVar
 
 import msgspec
@@ -19,46 +27,94 @@ from engine.messages import (
 )
 from engine.transport.errors import MessageDecodeError
 
-WIRE_VERSION = b"\x01"  # lua/prelude.lua writes control messages and must agree
+WIRE_VERSION = b"\x02"  # lua/prelude.lua writes control messages and must agree
+MAC_BYTES = 16
+MIN_SECRET_CHARS = 16
+KINDS: dict[type, bytes] = {EngineRequest: b"r", TokenOutput: b"o", UsageRecord: b"u"}
 
 T = TypeVar("T")
+Sealed = EngineRequest | TokenOutput | UsageRecord
+
+_BODY_AT = len(WIRE_VERSION) + MAC_BYTES
+
+
+class _Envelope(msgspec.Struct, frozen=True, kw_only=True):
+    """What lua/publish.lua puts together: sealed outputs, and the engine that it heard."""
+
+    engine_id: str
+    outputs: list[bytes]
+
 
 _encoder = msgspec.msgpack.Encoder()
 _request_decoder = msgspec.msgpack.Decoder(EngineRequest)
-_batch_decoder = msgspec.msgpack.Decoder(OutputBatch)
+_output_decoder = msgspec.msgpack.Decoder(TokenOutput)
 _usage_decoder = msgspec.msgpack.Decoder(UsageRecord)
+_envelope_decoder = msgspec.msgpack.Decoder(_Envelope)
 _control_decoder: msgspec.msgpack.Decoder[ControlMessage] = msgspec.msgpack.Decoder(ControlMessage)
 
 
-def encode(message: EngineRequest | OutputBatch | UsageRecord | ControlMessage) -> bytes:
+class Codec:
+    """Of one process. All processes of an installation share the secret."""
+
+    def __init__(self, secrets: str = "") -> None:
+        """secrets: one, or several with commas between: the first seals, any of them opens.
+
+        With an empty one a MAC tells damage, and no forgery. Raises ValueError for a short one.
+        """
+        self._keys = [secret.strip().encode() for secret in secrets.split(",")]
+        if secrets and min(map(len, self._keys)) < MIN_SECRET_CHARS:
+            raise ValueError(f"a queue secret has at least {MIN_SECRET_CHARS} characters")
+
+    def encode(self, message: Sealed) -> bytes:
+        """The whole message, sealed."""
+        kind, body = KINDS[type(message)], _encoder.encode(message)
+        return WIRE_VERSION + _mac(self._keys[0], kind, body) + body
+
+    def encode_part(self, output: TokenOutput) -> bytes:
+        """One output of a batch that lua/publish.lua puts together."""
+        return _encoder.encode(self.encode(output))
+
+    def decode_request(self, data: bytes) -> EngineRequest:
+        return self._open(_request_decoder, EngineRequest, data)
+
+    def decode_usage(self, data: bytes) -> UsageRecord:
+        return self._open(_usage_decoder, UsageRecord, data)
+
+    def decode_batch(self, data: bytes) -> tuple[OutputBatch, list[MessageDecodeError]]:
+        """The outputs that are whole, and what is wrong with each of the others."""
+        envelope = _decode(_envelope_decoder.decode, data, body_at=len(WIRE_VERSION))
+        outputs, errors = [], []
+        for part in envelope.outputs:
+            try:
+                outputs.append(self._open(_output_decoder, TokenOutput, part))
+            except MessageDecodeError as error:
+                errors.append(error)
+        return OutputBatch(engine_id=envelope.engine_id, outputs=outputs), errors
+
+    def _open(self, decoder: msgspec.msgpack.Decoder[T], kind: type[T], data: bytes) -> T:
+        mac, body = data[len(WIRE_VERSION) : _BODY_AT], data[_BODY_AT:]
+        if not any(hmac.compare_digest(mac, _mac(key, KINDS[kind], body)) for key in self._keys):
+            raise MessageDecodeError("its MAC is wrong: damaged, forged, or of another secret")
+        return _decode(decoder.decode, data, body_at=_BODY_AT)
+
+
+def encode_control(message: ControlMessage) -> bytes:
+    """As lua/prelude.lua does."""
     return WIRE_VERSION + _encoder.encode(message)
 
 
-def encode_part(output: TokenOutput) -> bytes:
-    """One output of a batch that lua/publish.lua puts together."""
-    return _encoder.encode(output)
-
-
-def decode_request(data: bytes) -> EngineRequest:
-    return _decode(_request_decoder, data)
-
-
-def decode_batch(data: bytes) -> OutputBatch:
-    return _decode(_batch_decoder, data)
-
-
-def decode_usage(data: bytes) -> UsageRecord:
-    return _decode(_usage_decoder, data)
-
-
 def decode_control(data: bytes) -> ControlMessage:
-    return _decode(_control_decoder, data)
+    return _decode(_control_decoder.decode, data, body_at=len(WIRE_VERSION))
 
 
-def _decode(decoder: msgspec.msgpack.Decoder[T], data: bytes) -> T:
+def _mac(key: bytes, kind: bytes, body: bytes) -> bytes:
+    return hmac.digest(key, WIRE_VERSION + kind + body, "sha256")[:MAC_BYTES]
+
+
+def _decode(decode: Callable[[memoryview], T], data: bytes, *, body_at: int) -> T:
     if data[:1] != WIRE_VERSION:
         raise MessageDecodeError(f"version byte {data[:1].hex() or 'missing'}")
     try:
-        return decoder.decode(memoryview(data)[1:])
-    except msgspec.MsgspecError as error:
+        return decode(memoryview(data)[body_at:])
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise MessageDecodeError(str(error)) from error

@@ -15,7 +15,8 @@ import msgspec
 import structlog
 
 from engine.messages import EngineRequest
-from engine.transport import codec, keys
+from engine.transport import keys
+from engine.transport.codec import Codec
 from engine.transport.output_stream import Adrift, OutputStream
 
 log = structlog.get_logger(__name__)
@@ -29,6 +30,7 @@ class Failover:
     def __init__(
         self,
         run: Callable[..., Awaitable[Any]],
+        codec: Codec,
         abort: Callable[[OutputStream], None],
         *,
         timeout_s: float,
@@ -36,6 +38,7 @@ class Failover:
     ) -> None:
         """timeout_s: how long a request waits for another engine."""
         self._run = run
+        self._codec = codec
         self._abort = abort
         self._timeout_s = timeout_s
         self._clock = clock
@@ -51,7 +54,8 @@ class Failover:
         stream.hold()
         request = request_to_go_on(stream, why)
         is_forced = why is not Adrift.DIED
-        was = await self._run("requeue", *enqueue_args(request), "1" if is_forced else "0")
+        args = enqueue_args(request, self._codec)
+        was = await self._run("requeue", *args, "1" if is_forced else "0")
         now = self._clock()
         if was in (b"alive", b"gone"):  # a late heartbeat; or an end that has not been read yet
             stream.resume(now)
@@ -80,7 +84,7 @@ def request_to_go_on(stream: OutputStream, why: Adrift) -> EngineRequest:
     )
 
 
-def enqueue_args(request: EngineRequest) -> tuple[str | bytes | int, ...]:
+def enqueue_args(request: EngineRequest, codec: Codec) -> tuple[str | bytes | int, ...]:
     """The arguments of lua/enqueue.lua, and the first of lua/requeue.lua."""
     return (
         request.request_id,

@@ -13,7 +13,8 @@ from collections.abc import Callable
 from redis.asyncio import Redis
 
 from engine.messages import EngineRequest, UsageAuthor, UsageRecord
-from engine.transport import codec, keys
+from engine.transport import keys
+from engine.transport.codec import Codec
 from engine.transport.connection import translated_errors
 from engine.transport.output_stream import OutputStream
 
@@ -25,8 +26,9 @@ MAX_SENT_AT_ONCE = 500
 class UsageReporter:
     """`add` what ended here, `remember` what an engine ended; `send` again and again."""
 
-    def __init__(self, redis: Redis, clock: Callable[[], float]) -> None:
+    def __init__(self, redis: Redis, codec: Codec, clock: Callable[[], float]) -> None:
         self._redis = redis
+        self._codec = codec
         self._clock = clock
         self._unsent: deque[UsageRecord] = deque()  # at most one a request in flight
         self._remembered: deque[tuple[float, UsageRecord]] = deque(maxlen=MAX_REMEMBERED)
@@ -61,7 +63,7 @@ class UsageReporter:
         with translated_errors():
             async with self._redis.pipeline(transaction=True) as pipe:
                 for i in range(num):
-                    pipe.xadd(keys.USAGE, {"record": codec.encode(self._unsent[i])})
+                    pipe.xadd(keys.USAGE, {"record": self._codec.encode(self._unsent[i])})
                 await pipe.execute()
         for _ in range(num):
             self._unsent.popleft()

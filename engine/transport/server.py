@@ -29,7 +29,8 @@ from engine.messages import (
     TokenOutput,
     UsageRecord,
 )
-from engine.transport import codec, keys
+from engine.transport import keys
+from engine.transport.codec import Codec, decode_control
 from engine.transport.connection import SOCKET_TIMEOUT_S, open_redis, translated_errors
 from engine.transport.errors import MessageDecodeError, QueueUnavailableError
 from engine.transport.orphans import Orphans
@@ -73,8 +74,10 @@ class EngineTransport:
     simply be called again.
     """
 
-    def __init__(self, redis_url: str, engine_id: str) -> None:
+    def __init__(self, redis_url: str, engine_id: str, *, secret: str) -> None:
+        """secret: of `Codec`."""
         self.engine_id = engine_id
+        self._codec = Codec(secret)
         self._boot_id = secrets.token_hex(8)  # a restarted engine does not own its old leases
         self._redis = open_redis(redis_url, max_connections=8)
         self._scripts = {
@@ -136,7 +139,7 @@ class EngineTransport:
         messages: list[ControlMessage] = []
         for data in found:
             try:
-                messages.append(codec.decode_control(data))
+                messages.append(decode_control(data))
             except MessageDecodeError as error:
                 log.error("control_message_dropped", engine_id=self.engine_id, error=str(error))
         return messages
@@ -189,10 +192,10 @@ class EngineTransport:
             args += (api_id, len(batch.outputs))
             for output in batch.outputs:
                 args += (output.request_id, output.epoch, _effect(output))
-                args.append(codec.encode_part(output))
+                args.append(self._codec.encode_part(output))
         args.append(len(records))
         for record in records:
-            args += (record.request_id, record.epoch, codec.encode(record))
+            args += (record.request_id, record.epoch, self._codec.encode(record))
         for request_id, epoch in ended:
             args += (request_id, epoch)
         attempt = 0
@@ -280,14 +283,21 @@ class EngineTransport:
 
     def _decode_or_refuse(self, row: list[Any]) -> EngineRequest | None:
         request_id, epoch = row[0].decode(), int(row[1])
-        api_id, num_prompt_tokens, queue_ms = row[3].decode(), int(row[4]), int(row[6])
+        tenant_id, api_id = row[2].decode(), row[3].decode()
+        num_prompt_tokens, queue_ms = int(row[4]), int(row[6])
         try:
-            request = codec.decode_request(row[5])
+            request = self._codec.decode_request(row[5])
+            if (request.request_id, request.tenant_id, request.api_id) != (
+                request_id,
+                tenant_id,
+                api_id,
+            ):
+                raise MessageDecodeError("it was put in the place of another request")
         except MessageDecodeError as error:
             log.error("request_refused", request_id=request_id, error=str(error))
             self._meter.open_unread(
                 request_id,
-                tenant_id=row[2].decode(),
+                tenant_id=tenant_id,
                 api_id=api_id,
                 epoch=epoch,
                 num_prompt_tokens=num_prompt_tokens,

@@ -11,22 +11,25 @@ from typing import Any, cast
 import redis
 
 from engine.messages import EngineRequest
+from engine.transport.codec import Codec
 from engine.transport.failover import enqueue_args
 from engine.transport.scripts import read_script
+from tests.builders.queue_secret import QUEUE_SECRET
 
 
 class QueueDriver:
     def __init__(self, server: redis.Redis) -> None:
+        self._codec = Codec(QUEUE_SECRET)
         self._scripts = {
             name: cast("Callable[..., Any]", server.register_script(read_script(name)))
             for name in ("enqueue", "requeue", "abort", "inspect", "reap")
         }
 
     def enqueue(self, request: EngineRequest) -> str:
-        return self._text(self._scripts["enqueue"](args=enqueue_args(request)))
+        return self._text(self._scripts["enqueue"](args=enqueue_args(request, self._codec)))
 
     def requeue(self, request: EngineRequest, *, is_forced: bool = False) -> str:
-        args = (*enqueue_args(request), "1" if is_forced else "0")
+        args = (*enqueue_args(request, self._codec), "1" if is_forced else "0")
         return self._text(self._scripts["requeue"](args=args))
 
     def abort(self, request_id: str, *, only_queued: bool = False) -> str:

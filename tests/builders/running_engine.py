@@ -20,6 +20,7 @@ from engine.transport.server import EngineTransport
 from lora.base_spec import BaseSpec
 from lora.store import LocalAdapterStore
 from tests.builders.peft_models import make_tiny_llama
+from tests.builders.queue_secret import QUEUE_SECRET
 
 
 class StallingRunner(ModelRunner):
@@ -64,7 +65,7 @@ class RunningEngine:
         self.runner = StallingRunner(settings, base, model)
         self.core = EngineCore(settings, base, self.runner, self._loader, engine_id)
         self.has_hung = threading.Event()
-        transport = EngineTransport(redis_url, engine_id)
+        transport = EngineTransport(redis_url, engine_id, secret=QUEUE_SECRET)
         self.loop = EngineLoop(self.core, transport, settings, on_hang=self._fall_silent)
         self._thread = threading.Thread(target=self.loop.run)
 

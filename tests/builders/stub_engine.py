@@ -24,6 +24,7 @@ from engine.messages import (
 )
 from engine.transport.errors import QueueUnavailableError
 from engine.transport.server import HEARTBEAT_INTERVAL_S, EngineStatus, EngineTransport
+from tests.builders.queue_secret import QUEUE_SECRET
 
 Reply = Callable[[EngineRequest], "Sequence[int] | EngineError"]
 IDLE_WAIT_S = 0.25
@@ -68,7 +69,7 @@ class StubEngine:
         self.requests: list[EngineRequest] = []  # in the order they were leased
         self.aborted: list[str] = []
         self.num_published_batches = 0
-        self._transport = EngineTransport(redis_url, engine_id)
+        self._transport = EngineTransport(redis_url, engine_id, secret=QUEUE_SECRET)
         self._reply = reply
         self._num_pages = num_pages
         self._free_pages = num_pages

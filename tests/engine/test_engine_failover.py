@@ -15,6 +15,7 @@ from engine.messages import EngineRequest, SamplingParams, TokenOutput
 from engine.transport import keys
 from engine.transport.client import QueueClient
 from engine.watchdog import TICK_S, StepWatchdog
+from tests.builders.queue_secret import QUEUE_SECRET
 from tests.builders.requests import make_request
 from tests.builders.running_engine import RunningEngine
 from tests.builders.waiting import until
@@ -24,7 +25,7 @@ HANG_GAP_S = 7.0
 
 @pytest.fixture
 async def client(redis_url: str) -> AsyncIterator[QueueClient]:
-    client = QueueClient(redis_url, "api-test")
+    client = QueueClient(redis_url, "api-test", secret=QUEUE_SECRET)
     await client.start()
     yield client
     await client.close()

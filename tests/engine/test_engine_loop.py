@@ -10,8 +10,10 @@ import pytest
 import redis
 
 from engine.messages import AdapterRef, EngineRequest, FinishReason, UsageAuthor, UsageRecord
-from engine.transport import codec, keys
+from engine.transport import keys
 from engine.transport.client import QueueClient
+from engine.transport.codec import Codec
+from tests.builders.queue_secret import QUEUE_SECRET
 from tests.builders.requests import make_request
 from tests.builders.running_engine import RunningEngine
 from tests.builders.waiting import until
@@ -19,7 +21,7 @@ from tests.builders.waiting import until
 
 @pytest.fixture
 async def client(redis_url: str) -> AsyncIterator[QueueClient]:
-    client = QueueClient(redis_url, "api-test")
+    client = QueueClient(redis_url, "api-test", secret=QUEUE_SECRET)
     await client.start()
     yield client
     await client.close()
@@ -74,6 +76,7 @@ def said_of(redis_url: str, request_id: str) -> list[UsageRecord]:
     """What is on the usage stream of one request."""
     with redis.Redis.from_url(redis_url, protocol=2) as server:
         entries = server.xrange(keys.USAGE)
+    codec = Codec(QUEUE_SECRET)
     records = [codec.decode_usage(fields[b"record"]) for _, fields in entries]
     return [record for record in records if record.request_id == request_id]
 

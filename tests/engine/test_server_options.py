@@ -21,3 +21,15 @@ def test_a_gpu_that_is_not_there_is_refused_by_name(
     refused = CliRunner().invoke(engine, [*options, "--device", "cuda"])
     assert refused.exit_code == 2
     assert "no CUDA device is usable" in refused.output
+
+
+def test_an_engine_without_the_secret_of_the_queue_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("TENFOLD_QUEUE_SECRET", raising=False)
+    engine = typer.Typer()
+    engine.command()(server.serve)
+    options = ["--model", str(tmp_path), "--redis-url", "redis://none", "--adapter-store", "none"]
+    refused = CliRunner().invoke(engine, options)
+    assert refused.exit_code == 2
+    assert "TENFOLD_QUEUE_SECRET" in refused.output

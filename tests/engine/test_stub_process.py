@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import subprocess
 import sys
@@ -13,9 +14,11 @@ from pathlib import Path
 import pytest
 import redis
 
-from engine.messages import AdapterRef, EngineRequest
+from engine.messages import Abort, AdapterRef, EngineRequest
 from engine.transport import keys
 from engine.transport.client import QueueClient
+from engine.transport.codec import encode_control
+from tests.builders.queue_secret import QUEUE_SECRET
 from tests.builders.requests import make_request
 from tests.builders.waiting import wait_until
 from tests.stub_engine.base import stub_base
@@ -32,6 +35,7 @@ def stub_process(redis_url: str, *options: str) -> Iterator[subprocess.Popen[byt
     process = subprocess.Popen(
         [*command, "--engine-id", ENGINE_ID, *options],
         cwd=Path(__file__).parents[2],
+        env={**os.environ, "TENFOLD_QUEUE_SECRET": QUEUE_SECRET},
         stdout=subprocess.DEVNULL,
     )
     try:
@@ -45,7 +49,7 @@ def stub_process(redis_url: str, *options: str) -> Iterator[subprocess.Popen[byt
 
 @pytest.fixture
 async def client(redis_url: str) -> AsyncIterator[QueueClient]:
-    client = QueueClient(redis_url, "api-test")
+    client = QueueClient(redis_url, "api-test", secret=QUEUE_SECRET)
     await client.start()
     yield client
     await client.close()
@@ -82,3 +86,24 @@ async def test_a_stub_process_streams_the_hashes_of_its_requests(
         )
         for request in requests
     ]
+
+
+async def test_a_forged_abort_moves_a_stream_and_does_not_end_it(
+    client: QueueClient, redis_url: str
+) -> None:
+    """Control messages are not sealed: docs/decisions/0008-message-authentication.md."""
+    request = make_request(prompt=[5] * 9, max_tokens=60)
+    with stub_process(redis_url, "--step-ms", "10"):
+        stream, tokens = await client.submit(request), []
+        forged = encode_control(Abort(request_id=request.request_id, epoch=1))
+        with redis.Redis.from_url(redis_url, protocol=2) as server:
+            async with asyncio.timeout(20):
+                async for output in stream:
+                    assert output.error is None, output.error
+                    if not tokens:
+                        server.rpush(keys.control(ENGINE_ID), forged)
+                    tokens += output.token_ids
+    assert stream.epoch == 2, "it was aborted"
+    vocab_size = stub_base().vocab_size
+    whole = generate(request.prompt_token_ids, None, request.sampling.max_tokens, vocab_size)
+    assert tokens == whole

@@ -13,6 +13,7 @@ from pydantic import SecretStr
 from app.launcher.postgres import PostgresServer
 from app.settings import Settings
 from tests.builders.operator import ADMIN_KEY
+from tests.builders.queue_secret import QUEUE_SECRET
 from tests.faults.campaign import VERDICT, Campaign
 from tests.faults.stack import Stack
 from tests.fixtures.servers import new_database
@@ -37,6 +38,7 @@ def campaign(
     settings = Settings(
         database_url=database.app_url,
         redis_url="redis://none",
+        queue_secret=SecretStr(QUEUE_SECRET),
         model=model,
         adapter_store=str(folder / "store"),
         data_dir=folder / "data",

@@ -25,6 +25,7 @@ from app.launcher.valkey import ValkeyServer
 from app.settings import Settings
 from engine.transport import keys
 from tests.builders.operator import OPERATOR
+from tests.builders.queue_secret import QUEUE_SECRET
 from tests.builders.waiting import wait_until
 from tests.fixtures.processes import running
 
@@ -94,7 +95,7 @@ class Engine:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", *arguments],
                 cwd=CHECKOUT,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                env={**os.environ, "OMP_NUM_THREADS": "1", "TENFOLD_QUEUE_SECRET": QUEUE_SECRET},
                 stdout=log,
                 stderr=log,
             )

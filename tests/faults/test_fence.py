@@ -11,6 +11,7 @@ from engine.transport import scripts
 from engine.transport.client import QueueClient
 from engine.transport.output_stream import OutputStream
 from engine.transport.server import EngineTransport
+from tests.builders.queue_secret import QUEUE_SECRET
 from tests.builders.requests import make_request
 from tests.builders.stub_engine import StubEngine
 from tests.builders.waiting import until
@@ -53,9 +54,9 @@ def said(request: EngineRequest, index: int, tokens: list[int]) -> dict[str, Out
 
 async def judged(redis_url: str, *, is_reader_open: bool) -> Verdict:
     """One request; its engine falls silent, loses it, and speaks again before the next one does."""
-    client = QueueClient(redis_url, API_ID)
+    client = QueueClient(redis_url, API_ID, secret=QUEUE_SECRET)
     await client.start()
-    zombie = EngineTransport(redis_url, "zombie")
+    zombie = EngineTransport(redis_url, "zombie", secret=QUEUE_SECRET)
     request = make_request(prompt=[7], max_tokens=NUM_TOKENS)
     stream = await client.submit(request)
     call = Call("q", 0.0, request_id=request.request_id)

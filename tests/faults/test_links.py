@@ -10,6 +10,7 @@ import pytest
 
 from engine.transport.client import QueueClient
 from engine.transport.output_stream import OutputStream
+from tests.builders.queue_secret import QUEUE_SECRET
 from tests.builders.relay import Relay
 from tests.builders.requests import make_request
 from tests.builders.stub_engine import StubEngine
@@ -34,7 +35,7 @@ def relayed_url(redis_url: str, relay: Relay) -> str:
 
 @pytest.fixture
 async def client(redis_url: str) -> AsyncIterator[QueueClient]:
-    client = QueueClient(redis_url, API_ID)
+    client = QueueClient(redis_url, API_ID, secret=QUEUE_SECRET)
     await client.start()
     yield client
     await client.close()
@@ -84,7 +85,7 @@ async def test_requests_of_an_engine_that_redis_cannot_hear_move(
 async def test_an_api_process_behind_a_link_that_breaks_loses_no_stream(
     redis_url: str, relay: Relay, relayed_url: str
 ) -> None:
-    client = QueueClient(relayed_url, API_ID)
+    client = QueueClient(relayed_url, API_ID, secret=QUEUE_SECRET)
     await client.start()
     with StubEngine(redis_url, step_s=0.02) as engine:
         stream = await client.submit(make_request(prompt=[7], max_tokens=NUM_TOKENS))

@@ -19,13 +19,14 @@ import redis
 
 from app.launcher.valkey import ValkeyServer
 from engine.transport import keys
+from tests.builders.queue_secret import QUEUE_SECRET
 
 NUM_BOOTS = 7
 AIM_MS = 300
 POLL_S = 0.002
 ENVIRONMENT = {
     name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"
-}
+} | {"TENFOLD_QUEUE_SECRET": QUEUE_SECRET}
 
 
 def boot_ms(redis_url: str, engine_id: str) -> tuple[float, float]:

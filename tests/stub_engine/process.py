@@ -49,7 +49,9 @@ def build(options: Namespace) -> EngineLoop:
         on_completed=lambda: loop.wake(),
     )
     core = EngineCore(config, base, runner, loader, options.engine_id, clock=clock)
-    loop = EngineLoop(core, EngineTransport(options.redis_url, options.engine_id), config)
+    secret = os.environ["TENFOLD_QUEUE_SECRET"]
+    transport = EngineTransport(options.redis_url, options.engine_id, secret=secret)
+    loop = EngineLoop(core, transport, config)
     return loop
 
 

@@ -2,7 +2,7 @@
 -- Scripts run one at a time in the server, so each of them is one step of the queue.
 
 local CONTROL_TTL_MS = 60000  -- a dead engine's control list vanishes by itself
-local WIRE_VERSION = '\1'     -- codec.py: the first byte of every message
+local WIRE_VERSION = '\2'     -- codec.py: the first byte of every message
 
 local function key(...)
   return PREFIX .. table.concat({...}, ':')

@@ -14,6 +14,7 @@ from app.db import Database
 from app.requests.consumer import UsageConsumer
 from engine.transport.connection import open_async_redis
 from tests.builders.operator import Operator, Tenant
+from tests.builders.queue_secret import QUEUE_SECRET
 from tests.builders.relay import Relay
 from tests.fixtures.servers import TestDatabase
 
@@ -63,7 +64,7 @@ async def queue(redis_url: str) -> AsyncIterator[Redis]:
 
 @pytest.fixture
 def consumer(registry: Database, queue: Redis) -> UsageConsumer:
-    return UsageConsumer(registry, queue)
+    return UsageConsumer(registry, queue, secret=QUEUE_SECRET)
 
 
 @pytest.fixture

@@ -11,15 +11,17 @@ from app.db import Database
 from app.errors import UnavailableError
 from app.requests.consumer import GROUP, UsageConsumer
 from engine.messages import UsageRecord
-from engine.transport import codec, keys
+from engine.transport import keys
+from engine.transport.codec import Codec
 from tests.app.requests.conftest import Rows
+from tests.builders.queue_secret import QUEUE_SECRET
 from tests.builders.relay import Relay
 from tests.builders.usage import make_record
 
 
 async def say(queue: Redis, *records: UsageRecord) -> None:
     for record in records:
-        await queue.xadd(keys.USAGE, {"record": codec.encode(record)})
+        await queue.xadd(keys.USAGE, {"record": Codec(QUEUE_SECRET).encode(record)})
 
 
 async def consume(consumer: UsageConsumer) -> None:
@@ -55,7 +57,7 @@ class DiesBeforeAcknowledging(UsageConsumer):
 async def test_a_worker_killed_between_commit_and_acknowledgement_writes_no_second_row(
     registry: Database, queue: Redis, rows: Rows
 ) -> None:
-    first = DiesBeforeAcknowledging(registry, queue)
+    first = DiesBeforeAcknowledging(registry, queue, secret=QUEUE_SECRET)
     await first.run_once()  # makes the group
     await say(queue, make_record())
     with pytest.raises(KeyboardInterrupt):
@@ -63,7 +65,7 @@ async def test_a_worker_killed_between_commit_and_acknowledgement_writes_no_seco
     [before] = await rows.events()
     assert (await queue.xpending(keys.USAGE, GROUP))["pending"] == 1
 
-    await consume(UsageConsumer(registry, queue, claim_after_s=0.0))
+    await consume(UsageConsumer(registry, queue, claim_after_s=0.0, secret=QUEUE_SECRET))
 
     [after] = await rows.events()
     assert after["num_generated_tokens"] == before["num_generated_tokens"]
@@ -73,14 +75,14 @@ async def test_a_worker_killed_between_commit_and_acknowledgement_writes_no_seco
 async def test_it_is_not_caught_up_while_something_waits_that_it_has_not_read(
     registry: Database, queue: Redis
 ) -> None:
-    first = DiesBeforeAcknowledging(registry, queue)
+    first = DiesBeforeAcknowledging(registry, queue, secret=QUEUE_SECRET)
     await first.run_once()  # makes the group
     await say(queue, make_record())
     with pytest.raises(KeyboardInterrupt):
         await first.run_once()
     await say(queue, make_record())
 
-    heir = UsageConsumer(registry, queue, claim_after_s=0.0)
+    heir = UsageConsumer(registry, queue, claim_after_s=0.0, secret=QUEUE_SECRET)
     assert await heir.run_once() == 1  # what the dead one had read
     assert not heir.is_caught_up
     assert await heir.run_once() == 1
@@ -91,7 +93,7 @@ async def test_records_wait_in_the_stream_while_postgres_is_away(
     queue: Redis, rows: Rows, relay: Relay, relayed_url: str
 ) -> None:
     registry = Database(relayed_url, pool_size=1)
-    consumer = UsageConsumer(registry, queue)
+    consumer = UsageConsumer(registry, queue, secret=QUEUE_SECRET)
     await consume(consumer)
     relay.cut()
     await say(queue, make_record("req_a"), make_record("req_b"))
@@ -127,3 +129,15 @@ async def test_a_redis_that_lost_its_data_is_read_on(
     await say(queue, make_record())
     await consume(consumer)
     assert len(await rows.events()) == 1
+
+
+async def test_a_forged_record_is_not_written(
+    consumer: UsageConsumer, queue: Redis, rows: Rows
+) -> None:
+    forged = Codec("secret-of-a-forger").encode(make_record(generated=10**6))
+    await consume(consumer)
+    await queue.xadd(keys.USAGE, {"record": forged})
+    await say(queue, make_record(generated=5))
+    await consume(consumer)
+    assert [row["num_generated_tokens"] for row in await rows.events()] == [5]
+    assert await queue.xlen(keys.USAGE) == 0

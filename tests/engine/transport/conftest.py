@@ -10,6 +10,7 @@ import redis
 from engine.transport.client import QueueClient
 from engine.transport.server import EngineTransport
 from tests.builders.queue_driver import QueueDriver
+from tests.builders.queue_secret import QUEUE_SECRET
 
 API_ID = "api-test"
 
@@ -29,7 +30,7 @@ def driver(redis_url: str) -> Iterator[QueueDriver]:
 
 @pytest.fixture
 async def client(redis_url: str) -> AsyncIterator[QueueClient]:
-    queue = QueueClient(redis_url, API_ID)
+    queue = QueueClient(redis_url, API_ID, secret=QUEUE_SECRET)
     await queue.start()
     yield queue
     await queue.close()
@@ -37,6 +38,6 @@ async def client(redis_url: str) -> AsyncIterator[QueueClient]:
 
 @pytest.fixture
 def transport(redis_url: str) -> Iterator[EngineTransport]:
-    engine = EngineTransport(redis_url, "engine-0")
+    engine = EngineTransport(redis_url, "engine-0", secret=QUEUE_SECRET)
     yield engine
     engine.close()

@@ -19,6 +19,7 @@ from engine.transport.client import QueueClient
 from engine.transport.errors import QueueUnavailableError
 from engine.transport.output_stream import OutputStream
 from tests.builders.queue_driver import QueueDriver
+from tests.builders.queue_secret import QUEUE_SECRET
 from tests.builders.requests import make_request
 from tests.builders.stub_engine import StubEngine
 from tests.builders.waiting import until
@@ -181,7 +182,7 @@ async def test_output_for_nobody_is_ignored(client: QueueClient, redis_url: str)
 async def test_closing_the_client_aborts_what_is_in_flight(
     redis_url: str, driver: QueueDriver
 ) -> None:
-    client = QueueClient(redis_url, "api-closing")
+    client = QueueClient(redis_url, "api-closing", secret=QUEUE_SECRET)
     await client.start()
     request = make_request(api_id="api-closing")
     stream = await client.submit(request)
@@ -191,7 +192,7 @@ async def test_closing_the_client_aborts_what_is_in_flight(
 
 
 async def test_without_redis_a_submit_fails_at_once_and_start_does_not() -> None:
-    client = QueueClient(f"redis://127.0.0.1:{free_port()}/0", "api-test")
+    client = QueueClient(f"redis://127.0.0.1:{free_port()}/0", "api-test", secret=QUEUE_SECRET)
     async with asyncio.timeout(5):
         await client.start()
         assert not client.is_connected
@@ -206,7 +207,7 @@ async def test_without_redis_a_submit_fails_at_once_and_start_does_not() -> None
 async def test_service_returns_when_redis_does(tmp_path: Path) -> None:
     server = ValkeyServer(tmp_path, password="test", durable=False, port=free_port())
     await asyncio.to_thread(server.start)
-    client = QueueClient(server.url, "api-test")
+    client = QueueClient(server.url, "api-test", secret=QUEUE_SECRET)
     await client.start()
     with StubEngine(server.url) as engine:
         assert error_code(await drain(await client.submit(make_request()))) is None
@@ -228,7 +229,7 @@ async def test_a_frozen_redis_delays_streams_and_breaks_none(tmp_path: Path) -> 
     server = ValkeyServer(tmp_path, password="test", durable=False)
     await asyncio.to_thread(server.start)
     assert server.child is not None and server.child.pid is not None
-    client = QueueClient(server.url, "api-test")
+    client = QueueClient(server.url, "api-test", secret=QUEUE_SECRET)
     await client.start()
     with StubEngine(server.url, step_s=0.01) as engine:
         stream = await client.submit(make_request(prompt=[5], max_tokens=100))

@@ -23,6 +23,7 @@ from engine.transport.client import QueueClient
 from engine.transport.output_stream import OutputStream
 from engine.transport.server import EngineStatus, EngineTransport
 from tests.builders.queue_driver import QueueDriver
+from tests.builders.queue_secret import QUEUE_SECRET
 from tests.builders.requests import make_request
 from tests.builders.stub_engine import StubEngine
 from tests.builders.waiting import until
@@ -118,7 +119,7 @@ async def test_streams_of_a_killed_engine_go_on_at_a_warm_spare(
 
 
 async def test_control_without_a_spare_the_streams_do_not_go_on(redis_url: str) -> None:
-    client = QueueClient(redis_url, API_ID, failover_timeout_s=0.5)
+    client = QueueClient(redis_url, API_ID, failover_timeout_s=0.5, secret=QUEUE_SECRET)
     await client.start()
     dying = StubEngine(redis_url, engine_id="dying", step_s=0.01)
     dying.start()

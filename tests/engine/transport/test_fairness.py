@@ -19,6 +19,7 @@ from engine.messages import EngineRequest
 from engine.transport import keys
 from engine.transport.server import GENERATED_TOKEN_COST, EngineStatus, EngineTransport
 from tests.builders.queue_driver import QueueDriver
+from tests.builders.queue_secret import QUEUE_SECRET
 from tests.builders.requests import make_request
 
 TENANTS = ("ten_a", "ten_b")
@@ -83,7 +84,10 @@ def worst_gap(
     with redis.Redis.from_url(redis_url, protocol=2) as server:
         server.flushall()
         driver = QueueDriver(server)
-        engines = [Engine(EngineTransport(redis_url, f"engine-{i}")) for i in range(num_engines)]
+        engines = [
+            Engine(EngineTransport(redis_url, f"engine-{i}", secret=QUEUE_SECRET))
+            for i in range(num_engines)
+        ]
         for _ in range(NUM_STEPS * num_engines):
             for tenant, (prompt, output) in shapes.items():
                 while server.zcard(keys.queue(tenant)) < BACKLOG:

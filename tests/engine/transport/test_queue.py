@@ -14,9 +14,11 @@ from engine.messages import (
     TokenOutput,
     Wake,
 )
-from engine.transport import codec, keys
+from engine.transport import keys
+from engine.transport.codec import Codec, encode_control
 from engine.transport.server import EngineStatus, EngineTransport
 from tests.builders.queue_driver import QueueDriver
+from tests.builders.queue_secret import QUEUE_SECRET
 from tests.builders.requests import make_request
 from tests.builders.waiting import wait_until
 
@@ -205,7 +207,10 @@ def test_an_idle_engine_is_woken_once_per_request(
 
 
 def test_the_roomiest_idle_engine_is_woken(driver: QueueDriver, redis_url: str) -> None:
-    full, empty = EngineTransport(redis_url, "full"), EngineTransport(redis_url, "empty")
+    full, empty = (
+        EngineTransport(redis_url, "full", secret=QUEUE_SECRET),
+        EngineTransport(redis_url, "empty", secret=QUEUE_SECRET),
+    )
     assert lease(empty, free_pages=100) == lease(full, free_pages=1) == []
     driver.enqueue(make_request(prompt=range(100)))
     assert full.wait_control(0) == []
@@ -217,7 +222,7 @@ def test_the_roomiest_idle_engine_is_woken(driver: QueueDriver, redis_url: str) 
 def test_a_dead_idle_engine_does_not_swallow_the_wake(
     driver: QueueDriver, transport: EngineTransport, redis_url: str, server: redis.Redis
 ) -> None:
-    dead = EngineTransport(redis_url, "dead")
+    dead = EngineTransport(redis_url, "dead", secret=QUEUE_SECRET)
     lease(dead, free_pages=PLENTY + 1)
     lease(transport)
     server.delete(f"{keys.PREFIX}engine:dead")
@@ -270,7 +275,7 @@ def test_a_restarted_engine_does_not_own_its_old_leases(
     driver.enqueue(request)
     lease(transport)
     assert driver.states(request.request_id) == "l"
-    reborn = EngineTransport(redis_url, transport.engine_id)
+    reborn = EngineTransport(redis_url, transport.engine_id, secret=QUEUE_SECRET)
     reborn.heartbeat(EngineStatus())
     assert driver.states(request.request_id) == "d"
     assert lease(reborn) == []
@@ -340,7 +345,8 @@ def test_an_unreadable_request_is_answered_and_the_engine_lives(
     assert ids(lease(transport, n=2)) == ["sound"]
     with redis.Redis.from_url(redis_url, protocol=2) as raw:
         [(_, fields)] = raw.xrange(keys.out("api-test"))
-    [answer] = codec.decode_batch(fields[b"batch"]).outputs
+    batch, _ = Codec(QUEUE_SECRET).decode_batch(fields[b"batch"])
+    [answer] = batch.outputs
     assert answer.request_id == "broken"
     assert answer.error is not None and answer.error.code == "message_invalid"
     assert driver.states("broken") == "u"
@@ -349,7 +355,7 @@ def test_an_unreadable_request_is_answered_and_the_engine_lives(
 def test_an_unreadable_control_message_is_dropped(
     transport: EngineTransport, server: redis.Redis
 ) -> None:
-    server.rpush(keys.control("engine-0"), "nonsense", codec.encode(Wake()))
+    server.rpush(keys.control("engine-0"), "nonsense", encode_control(Wake()))
     assert transport.wait_control(1) == [Wake()]
 
 

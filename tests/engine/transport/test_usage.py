@@ -15,11 +15,13 @@ from engine.messages import (
     UsageAuthor,
     UsageRecord,
 )
-from engine.transport import codec, keys
+from engine.transport import keys
 from engine.transport.client import QueueClient
+from engine.transport.codec import Codec
 from engine.transport.liveness import ApiWatch
 from engine.transport.server import EngineTransport
 from tests.builders.queue_driver import QueueDriver
+from tests.builders.queue_secret import QUEUE_SECRET
 from tests.builders.requests import make_request
 from tests.builders.stub_engine import StubEngine
 from tests.builders.waiting import until, wait_until
@@ -31,6 +33,7 @@ def raw(redis_url: str) -> redis.Redis:
 
 
 def said(raw: redis.Redis) -> list[UsageRecord]:
+    codec = Codec(QUEUE_SECRET)
     return [codec.decode_usage(fields[b"record"]) for _, fields in raw.xrange(keys.USAGE)]
 
 
@@ -101,7 +104,7 @@ def test_an_aborted_request_is_said_once_with_what_was_handed_over(
 async def test_work_for_a_dead_api_process_is_aborted_within_two_seconds(
     redis_url: str, raw: redis.Redis
 ) -> None:
-    client = QueueClient(redis_url, "api-test")
+    client = QueueClient(redis_url, "api-test", secret=QUEUE_SECRET)
     await client.start()
     with StubEngine(redis_url, step_s=0.01) as engine:
         await client.submit(make_request(request_id="req_a", max_tokens=100_000))

@@ -13,6 +13,7 @@ from engine.messages import ControlMessage, Wake
 from engine.transport import keys
 from engine.transport.server import EngineTransport
 from tests.builders.queue_driver import QueueDriver
+from tests.builders.queue_secret import QUEUE_SECRET
 from tests.builders.requests import make_request
 
 NUM_REQUESTS = 1500
@@ -25,7 +26,7 @@ class Sleeper(threading.Thread):
 
     def __init__(self, redis_url: str, number: int, done: threading.Event, seed: int) -> None:
         super().__init__(daemon=True)
-        self.transport = EngineTransport(redis_url, f"engine-{number}")
+        self.transport = EngineTransport(redis_url, f"engine-{number}", secret=QUEUE_SECRET)
         self.taken: list[str] = []
         self._done = done
         self._random = random.Random(seed)
@@ -72,7 +73,7 @@ def test_an_engine_that_is_not_marked_idle_sleeps_on(
     redis_url: str, driver: QueueDriver, server: redis.Redis
 ) -> None:
     """The control: it is the mark, set in the same step as the empty answer, that wakes."""
-    transport = EngineTransport(redis_url, "engine-0")
+    transport = EngineTransport(redis_url, "engine-0", secret=QUEUE_SECRET)
     assert transport.lease(1000, 16, 1) == []
     server.delete(f"{keys.PREFIX}idle")
     driver.enqueue(make_request())
