@@ -109,6 +109,7 @@ class EngineLoop:
         self._num_leased = 0  # requests that are here and not yet ended
         self._generated: Counter[str] = Counter()
         self._failed_thread: str | None = None
+        self._has_hung = False
         self._snapshot = Snapshot(num_free_pages=core.pool.num_pages)
 
     def wake(self) -> None:
@@ -118,6 +119,11 @@ class EngineLoop:
     @property
     def is_draining(self) -> bool:
         return self._draining.is_set()
+
+    @property
+    def is_advancing(self) -> bool:
+        """Whether all threads run, and no step has hung."""
+        return self._failed_thread is None and not self._has_hung
 
     def drain(self) -> None:
         """From any thread or a signal handler: take nothing new, and end when all has ended.
@@ -359,6 +365,7 @@ class EngineLoop:
     def _watch_steps(self) -> None:
         while not self._stopping.wait(TICK_S):
             if self._watchdog.tick():
+                self._has_hung = True
                 log.error("step_hung", num_steps=self._snapshot.num_steps)
                 try:
                     self._transport.say_goodbye()  # others need not wait for the silence

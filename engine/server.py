@@ -33,6 +33,7 @@ from engine.config import (
 )
 from engine.core import EngineCore
 from engine.device import has_cuda
+from engine.health import EngineHealth, HealthServer
 from engine.loop import EngineLoop
 from engine.memory_split import split_memory
 from engine.runners import open_runner
@@ -155,6 +156,15 @@ def serve(
             envvar="TENFOLD_STEP_LIMIT_S", help="A step that takes longer ends the engine."
         ),
     ] = 5.0,
+    health_port: Annotated[
+        int | None,
+        typer.Option(
+            envvar="TENFOLD_HEALTH_PORT", help="Where probes ask. Default: nowhere.", max=65535
+        ),
+    ] = None,
+    health_host: Annotated[
+        str, typer.Option(envvar="TENFOLD_HEALTH_HOST", help="Address of that port.")
+    ] = "127.0.0.1",
     engine_id: Annotated[
         str | None, typer.Option(envvar="TENFOLD_ENGINE_ID", help="Default: host and pid.")
     ] = None,
@@ -168,6 +178,9 @@ def serve(
     if not secret:
         raise typer.BadParameter("the same as the API's and the worker's", param_hint=QUEUE_SECRET)
     configure_logging()
+    health = EngineHealth()
+    if health_port is not None:
+        HealthServer(health_host, health_port, health)
     torch.set_num_threads(threads or default_threads())
     name = engine_id or f"{socket.gethostname()}-{os.getpid()}"
     chosen = choose_device(device, has_cuda=has_cuda())
@@ -216,6 +229,7 @@ def serve(
         **asdict(split),
         threads=torch.get_num_threads(),
     )
+    health.watch(loop)
     loop.run()
     loader.close()
     log.info("engine_stopped", engine_id=name)
