@@ -20,6 +20,7 @@ class WorkerSettings(BaseSettings):
 
     `queue_secret` seals what goes through the queue; API, workers and engines have the same. Of
     several, with commas between, the first seals and any opens, so that it can be changed.
+    A worker's probes ask at `health_port`.
     `sweep_interval_s`: how often requests of dead API processes are looked for. `api_lost_after_s`:
     how long such a process must have been silent.
     """
@@ -34,6 +35,8 @@ class WorkerSettings(BaseSettings):
     adapter_store: str
     sweep_interval_s: float = Field(default=1.0, gt=0)
     api_lost_after_s: float = Field(default=5.0, gt=0)
+    health_host: str = "127.0.0.1"
+    health_port: int | None = Field(default=None, ge=1, le=65535)
 
 
 class Settings(WorkerSettings):

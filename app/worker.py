@@ -22,8 +22,10 @@ from app.context import utc_now
 from app.db import CONNECT_TIMEOUT_S, Database
 from app.errors import UnavailableError
 from app.logging import configure_logging
+from app.metrics import Metrics
 from app.requests.jobs import LedgerJobs
 from app.settings import WorkerSettings
+from app.worker_health import health_port
 from lora.base_spec import BaseSpec
 from lora.store import open_store
 
@@ -55,7 +57,10 @@ async def run(settings: WorkerSettings) -> None:
     ledger = LedgerJobs(database, settings)
     log.info("worker_started")
     try:
-        async with asyncio.TaskGroup() as group:
+        async with (
+            health_port(settings.health_host, settings.health_port, database, Metrics()),
+            asyncio.TaskGroup() as group,
+        ):
             group.create_task(_do_jobs(settings.database_url, runner, stopping))
             group.create_task(ledger.run(stopping))
     finally:
