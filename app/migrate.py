@@ -1,22 +1,37 @@
 """Brings the registry's schema up to date: `python -m app.migrate`.
 
 Knows nothing of the tables. Invariant: it runs as the database's owner, which the application
-itself never does. Blocking: in a coroutine, call it from a thread.
+itself never does. Blocking: in a coroutine, call it from a thread. With `TENFOLD_MIGRATION_WAIT_S`
+in the environment it waits so long for a server that is being started.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
+import time
 from pathlib import Path
 
+import asyncpg
 import structlog
 from alembic import command
 from alembic.config import Config
+from sqlalchemy import make_url
 
 import migrations
 from app.logging import configure_logging
 
 log = structlog.get_logger()
+
+CONNECT_TIMEOUT_S = 5.0
+RETRY_S = 0.5
+# What a server that is being started says, or what is said in its stead.
+_NOT_YET = (
+    OSError,
+    TimeoutError,
+    asyncpg.CannotConnectNowError,
+    asyncpg.ConnectionDoesNotExistError,
+)
 
 
 def alembic_config(owner_url: str) -> Config:
@@ -33,9 +48,30 @@ def migrate(owner_url: str, revision: str = "head") -> None:
     command.upgrade(alembic_config(owner_url), revision)
 
 
+async def wait_for_database(url: str, timeout_s: float) -> None:
+    """Return when the database accepts this role. Raises what it said last, after `timeout_s`.
+
+    A refusal (a wrong password, no such database) is raised at once.
+    """
+    dsn = make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
+    give_up_at = time.monotonic() + timeout_s
+    while True:
+        try:
+            connection = await asyncpg.connect(dsn, timeout=CONNECT_TIMEOUT_S)
+            await connection.close()
+            return
+        except _NOT_YET as error:
+            if time.monotonic() >= give_up_at:
+                raise
+            log.info("registry_awaited", error=type(error).__name__)
+            await asyncio.sleep(RETRY_S)
+
+
 def main() -> None:
     configure_logging("migrate")
-    migrate(os.environ["TENFOLD_OWNER_DATABASE_URL"])
+    owner_url = os.environ["TENFOLD_OWNER_DATABASE_URL"]
+    asyncio.run(wait_for_database(owner_url, float(os.environ.get("TENFOLD_MIGRATION_WAIT_S", 0))))
+    migrate(owner_url)
     log.info("registry_migrated")
 
 

@@ -1,7 +1,8 @@
 """Alembic's entry point: runs revisions as the registry's owner, on asyncpg.
 
 Knows nothing of single revisions. The URL is `config.attributes["url"]` (`app.migrate`) or
-`TENFOLD_OWNER_DATABASE_URL`. Invariant: all pending revisions are one transaction.
+`TENFOLD_OWNER_DATABASE_URL`. Invariants: all pending revisions are one transaction; of several
+processes that migrate at once, one does it, and the others find it done.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from app.tables import Table
 
 LOCK_TIMEOUT = "5s"
+ADVISORY_LOCK = 0x7E4F01D  # any number that nobody else locks in this database
 
 
 def run_offline() -> None:
@@ -27,6 +29,8 @@ def run_offline() -> None:
 def run_on(connection: Connection) -> None:
     context.configure(connection=connection, target_metadata=Table.metadata, compare_type=True)
     with context.begin_transaction():
+        # Before the time-out: whoever migrates at this moment may need longer than that.
+        connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({ADVISORY_LOCK})")
         connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'")
         context.run_migrations()
 
