@@ -28,6 +28,7 @@ from lora.store import (
     AdapterMissingError,
     AdapterStore,
     AdapterStoreError,
+    StoreUnavailableError,
 )
 from lora.weights import LoraWeights, load_weights
 
@@ -97,7 +98,7 @@ class AdapterLoader:
     def _load(self, ref: AdapterRef) -> LoadResult:
         try:
             return self._read_twice(ref)
-        except (AdapterMissingError, FileNotFoundError):
+        except (AdapterMissingError, StoreUnavailableError, FileNotFoundError):
             error = MISSING
         except (AdapterStoreError, ManifestError, OSError):
             error = CORRUPT

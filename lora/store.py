@@ -38,6 +38,10 @@ class AdapterMissingError(AdapterStoreError):
     """The store has no complete adapter under this locator."""
 
 
+class StoreUnavailableError(AdapterStoreError):
+    """The store itself is not there: nothing is known of any adapter."""
+
+
 class AdapterCorruptError(AdapterStoreError):
     """The bytes offered or found are not those the digest names."""
 
@@ -54,8 +58,9 @@ class AdapterStore(Protocol):
         ...
 
     def fetch(self, locator: str, *, anew: bool = False) -> Path:
-        """A readable folder with the adapter's files. Raises AdapterMissingError.
+        """A readable folder with the adapter's files.
 
+        Raises AdapterMissingError, or StoreUnavailableError.
         anew: what was fetched before turned out to be damaged: no copy of it will do.
         """
         ...
@@ -93,6 +98,8 @@ class LocalAdapterStore:
     def fetch(self, locator: str, *, anew: bool = False) -> Path:
         folder = self._folder(locator)
         if not _is_complete(folder):
+            if not self._root.is_dir():
+                raise StoreUnavailableError(f"{self._root} is not there")
             raise AdapterMissingError(f"no adapter at {locator}")
         return folder
 

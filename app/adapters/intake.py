@@ -25,6 +25,7 @@ from app.adapters.receive import receive_files
 from app.adapters.reports import build_report, refusal
 from app.adapters.repository import AdapterRepository
 from app.adapters.service import find_adapter
+from app.adapters.storage_errors import storage_errors
 from app.adapters.versions_repository import VersionRepository, lock_bytes
 from app.context import AppContext
 from app.db import tenant_scope
@@ -48,13 +49,15 @@ async def upload_version(
     Another upload puts the bytes back where the store lost or damaged them, and a rejected
     version is `verifying` again.
 
-    Raises NotFoundError, or the refusal of the upload as an ApiError with a report.
+    Raises NotFoundError, UnavailableError where the bytes cannot be kept, or the refusal of the
+    upload as an ApiError with a report.
     """
     async with context.database.session() as session:
         await tenant_scope(session, tenant_id)
         adapter = await find_adapter(session, tenant_id, reference)
     with _staging(context.settings.data_dir) as folder:
-        files = await receive_files(request, folder, context.settings.max_upload_bytes)
+        with storage_errors():
+            files = await receive_files(request, folder, context.settings.max_upload_bytes)
         digest = adapter_digest(files.values())
         manifest = await asyncio.to_thread(_check, folder, files, context.base, digest)
         async with context.database.session() as session:
@@ -81,9 +84,10 @@ async def _accept(
         raise NotFoundError("No such adapter.", param="adapter")
     # A worker may be about to remove the same bytes on behalf of a deleted version.
     await lock_bytes(session, locator_of(tenant_id, digest))
-    locator = await asyncio.to_thread(
-        store.put, tenant_id, digest, {file.name: folder / file.name for file in files}
-    )
+    with storage_errors():
+        locator = await asyncio.to_thread(
+            store.put, tenant_id, digest, {file.name: folder / file.name for file in files}
+        )
     versions = VersionRepository(session, tenant_id)
     report = build_report(digest, "verifying", manifest.warnings)
     existing = await versions.get_live_by_digest(adapter.id, digest)
@@ -141,6 +145,8 @@ def sweep_staging(data_dir: Path, now_s: float) -> None:
 def _staging(data_dir: Path) -> Iterator[Path]:
     """A folder of this upload's own, gone when it ends."""
     parent = data_dir / STAGING_FOLDER
-    parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=parent) as folder:
+    with storage_errors():
+        parent.mkdir(parents=True, exist_ok=True)
+        staging = tempfile.TemporaryDirectory(dir=parent)
+    with staging as folder:
         yield Path(folder)
