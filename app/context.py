@@ -16,9 +16,11 @@ from typing import cast
 from fastapi import Request
 
 from app.admission import Admission
+from app.availability import Availability
 from app.completions.tokenizer import Tokenizer
 from app.db import Database
 from app.metrics import Metrics
+from app.registry_snapshot import RegistrySnapshot
 from app.requests.acceptance import Acceptance
 from app.settings import Settings
 from engine.transport.client import QueueClient
@@ -26,6 +28,8 @@ from lora.base_spec import BaseSpec
 from lora.store import AdapterStore, open_store
 
 NUM_WARM_CONNECTIONS = 4
+STATEMENT_TIMEOUT_S = 5.0
+REGISTRY_SHARE = 0.75  # of a request's patience with Postgres; its acceptance has the rest
 
 Clock = Callable[[], datetime]
 
@@ -34,10 +38,12 @@ Clock = Callable[[], datetime]
 class AppContext:
     settings: Settings
     database: Database
+    registry: RegistrySnapshot
     store: AdapterStore
     base: BaseSpec
     tokenizer: Tokenizer
     queue: QueueClient
+    redis: Availability
     admission: Admission
     acceptance: Acceptance
     metrics: Metrics
@@ -49,13 +55,20 @@ async def open_context(settings: Settings, now: Clock | None = None) -> AsyncIte
     """Connect to everything; `now` (for key expiry) defaults to the system's clock."""
     base = await asyncio.to_thread(BaseSpec.from_folder, settings.model, settings.model_id)
     tokenizer = await asyncio.to_thread(Tokenizer.from_folder, settings.model)
-    database = Database(settings.database_url, pool_size=settings.database_pool_size)
+    database = Database(
+        settings.database_url,
+        pool_size=settings.database_pool_size,
+        statement_timeout_s=STATEMENT_TIMEOUT_S,
+    )
+    timeout_s = settings.dependency_timeout_s
+    registry = Availability("registry", database.ping, timeout_s=REGISTRY_SHARE * timeout_s)
     queue = QueueClient(
         settings.redis_url,
         settings.api_id,
         secret=settings.queue_secret.get_secret_value(),
         failover_timeout_s=settings.failover_timeout_s,
     )
+    redis = Availability("redis", queue.num_engines, timeout_s=timeout_s)
     admission = Admission(settings.redis_url)
     acceptance = Acceptance(settings.database_url, timeout_s=settings.dependency_timeout_s)
     try:
@@ -65,10 +78,12 @@ async def open_context(settings: Settings, now: Clock | None = None) -> AsyncIte
         yield AppContext(
             settings=settings,
             database=database,
+            registry=RegistrySnapshot(registry),
             store=open_store(settings.adapter_store),
             base=base,
             tokenizer=tokenizer,
             queue=queue,
+            redis=redis,
             admission=admission,
             acceptance=acceptance,
             metrics=Metrics(),
@@ -76,6 +91,8 @@ async def open_context(settings: Settings, now: Clock | None = None) -> AsyncIte
         )
     finally:
         await acceptance.close()
+        await registry.close()
+        await redis.close()
         await admission.close()
         await queue.close()
         await database.close()

@@ -8,9 +8,9 @@ a commit it has to be set again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 import asyncpg
 import structlog
@@ -18,6 +18,7 @@ from sqlalchemy import exc, text
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 
 from app.errors import UnavailableError
+from app.promptly import promptly as promptly
 
 log = structlog.get_logger()
 
@@ -41,26 +42,34 @@ _SCOPE = text(
     " set_config('app.request_id', :request_id, true)"
 )
 
-T = TypeVar("T")
-_abandoned: set[asyncio.Task[Any]] = set()  # the event loop itself keeps no task alive
-
 
 class Database:
     """A pool of connections to Postgres as the application's role."""
 
-    def __init__(self, url: str, *, pool_size: int = 5) -> None:
+    def __init__(
+        self, url: str, *, pool_size: int = 5, statement_timeout_s: float | None = None
+    ) -> None:
+        """statement_timeout_s: from when on a Postgres that says nothing counts as away."""
+        connect_args: dict[str, Any] = {"timeout": CONNECT_TIMEOUT_S}
+        if statement_timeout_s is not None:
+            connect_args["command_timeout"] = statement_timeout_s
         self.engine = create_async_engine(
             url,
             pool_size=pool_size,
             max_overflow=0,
             pool_timeout=POOL_TIMEOUT_S,
             pool_pre_ping=True,
-            connect_args={"timeout": CONNECT_TIMEOUT_S},
+            connect_args=connect_args,
         )
         self._sessions = async_sessionmaker(self.engine, expire_on_commit=False)
 
     async def close(self) -> None:
         await self.engine.dispose()
+
+    async def ping(self) -> None:
+        """Ask Postgres anything. Raises UnavailableError."""
+        async with self.session() as session:
+            await session.execute(text("SELECT 1"))
 
     async def warm_up(self, num_connections: int) -> None:
         """Connect ahead, so that the first requests need not wait for it."""
@@ -86,6 +95,8 @@ class Database:
                 raise _unavailable(error) from error
             try:
                 yield session
+            except TimeoutError as error:  # the driver's own, of a statement
+                raise _unavailable(error) from error
             except exc.DBAPIError as error:
                 if _is_lost(error):
                     raise _unavailable(error) from error
@@ -110,31 +121,6 @@ def _is_lost(error: exc.DBAPIError) -> bool:
         or isinstance(error, exc.OperationalError | exc.InterfaceError)
         or state.startswith(_LOST_STATES)
     )
-
-
-async def promptly(work: Coroutine[Any, Any, T], timeout_s: float) -> T:
-    """The result of `work`. Raises UnavailableError where Postgres takes longer than `timeout_s`.
-
-    The work is cancelled then and not waited for: a connection on which nothing is heard may take
-    seconds to be let go.
-    """
-    task = asyncio.create_task(work)
-    try:
-        await asyncio.wait((task,), timeout=timeout_s)
-        if task.done():
-            return task.result()
-        raise UnavailableError(internal="registry: slow")
-    finally:
-        if not task.done():
-            task.cancel()
-            _abandoned.add(task)
-            task.add_done_callback(_forget)
-
-
-def _forget(task: asyncio.Task[Any]) -> None:
-    _abandoned.discard(task)
-    if not task.cancelled():
-        task.exception()  # seen; whoever asked has had an answer
 
 
 async def tenant_scope(session: AsyncSession, tenant_id: str) -> None:

@@ -1,7 +1,8 @@
 """Is the process alive, and can it serve: what Kubernetes asks.
 
 Knows nothing of tenants. Invariant: `/livez` asks nobody else; `/readyz` is 200 only while the
-registry, the queue and at least one engine answer, and it always answers within its time-out.
+queue, at least one engine and the registry answer, or what the registry said a moment ago is held;
+it always answers within its time-out.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends
 from fastapi.responses import JSONResponse
-from sqlalchemy import text
 
 from app.auth import public
 from app.context import AppContext, get_context
 from app.errors import UnavailableError
+from app.promptly import promptly
 from engine.transport.errors import QueueUnavailableError
 
 CHECK_TIMEOUT_S = 1.0
@@ -30,24 +31,23 @@ async def livez() -> dict[str, str]:
 
 @router.get("/readyz")
 async def readyz(context: Annotated[AppContext, Depends(get_context)]) -> JSONResponse:
-    registry, engines = await asyncio.gather(_registry_answers(context), _live_engines(context))
+    registry, engines = await asyncio.gather(_registry(context), _live_engines(context))
     checks: dict[str, Any] = {
-        "registry": "ok" if registry else "unreachable",
+        "registry": registry,
         "queue": "ok" if engines is not None else "unreachable",
         "engines": engines or 0,
     }
-    is_ready = registry and bool(engines)
+    is_ready = registry != "unreachable" and bool(engines)
     body = {"status": "ready" if is_ready else "unavailable", "checks": checks}
     return JSONResponse(body, status_code=200 if is_ready else 503)
 
 
-async def _registry_answers(context: AppContext) -> bool:
+async def _registry(context: AppContext) -> str:
     try:
-        async with asyncio.timeout(CHECK_TIMEOUT_S), context.database.session() as session:
-            await session.execute(text("SELECT 1"))
-    except (UnavailableError, TimeoutError):
-        return False
-    return True
+        await promptly(context.database.ping(), CHECK_TIMEOUT_S)
+    except UnavailableError:
+        return "snapshot" if context.registry.is_held else "unreachable"
+    return "ok"
 
 
 async def _live_engines(context: AppContext) -> int | None:

@@ -19,6 +19,7 @@ from fastapi import FastAPI
 from app.adapters.intake import sweep_staging
 from app.api import create_admin_app, create_app
 from app.context import open_context
+from app.http_protocol import HttpProtocol
 from app.logging import configure_logging
 from app.settings import Settings
 
@@ -69,6 +70,7 @@ def _server(api: FastAPI, host: str, port: int) -> uvicorn.Server:
     return _Server(
         uvicorn.Config(
             api,
+            http=HttpProtocol,
             host=host,
             port=port,
             lifespan="off",

@@ -44,9 +44,10 @@ class Settings(WorkerSettings):
 
     `database_url` is `postgresql+asyncpg://tenfold_app:...@host/db`: a role that is not a
     superuser. Without `admin_key` the admin API refuses everyone. `api_id` names one life of one
-    process, and never another. `dependency_timeout_s` is what a request waits for Postgres, at each
-    of its three turns, before it is answered 503. So is every request while more than
-    `max_usage_backlog` records wait in Redis for a worker: 60 MB of what is not yet in the ledger.
+    process, and never another. `dependency_timeout_s` is what a request waits for Postgres or Redis
+    before it is answered 503. So is every request while more than `max_usage_backlog` records wait
+    in Redis for a worker: 60 MB of what is not yet in the ledger. A client that takes nothing of
+    its stream for `client_stall_timeout_s` is cut off.
     `failover_timeout_s` is what a request whose engine died waits for another one.
     """
 
@@ -63,6 +64,7 @@ class Settings(WorkerSettings):
     max_upload_bytes: int = Field(default=256 * MEBIBYTE, ge=1024)
     database_pool_size: int = Field(default=20, ge=1)
     dependency_timeout_s: float = Field(default=0.2, gt=0)
+    client_stall_timeout_s: float = Field(default=30.0, gt=0)
     failover_timeout_s: float = Field(default=60.0, gt=0)
     max_usage_backlog: int = Field(default=200_000, ge=0)
     api_id: str = Field(default_factory=lambda: f"api-{secrets.token_hex(6)}")

@@ -26,13 +26,20 @@ class ClientGoneError(ApiError):
         super().__init__(499, "client_closed_request", "invalid_request_error", "Client closed.")
 
 
+class ClientTooSlowError(ApiError):
+    """The client holds its connection open and does not read; for the log and the ledger."""
+
+    def __init__(self) -> None:
+        super().__init__(408, "client_too_slow", "timeout", "The client does not read its stream.")
+
+
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """The result of `work`. Raises ClientGoneError if the client hangs up before it is there.
 
     The request's body must have been read: from then on, all there is to receive is the end.
     """
     working = asyncio.create_task(work)
-    watching = asyncio.create_task(_client_is_gone(receive))
+    watching = asyncio.create_task(client_is_gone(receive))
     try:
         await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
@@ -52,6 +59,7 @@ async def _end(task: asyncio.Task[Any]) -> None:
     await asyncio.gather(task, return_exceptions=True)
 
 
-async def _client_is_gone(receive: Receive) -> None:
+async def client_is_gone(receive: Receive) -> None:
+    """Returns when the connection has ended."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -93,7 +93,10 @@ async def _respond(
     headers = partial(response_headers, answer, started_at)
     generated = generate(context, answer, Patience())
     if body.stream:
-        return EventStreamResponse(frames(shape, answer, generated), headers)
+        stall_timeout_s = context.settings.client_stall_timeout_s
+        return EventStreamResponse(
+            frames(shape, answer, generated), headers, stall_timeout_s=stall_timeout_s
+        )
     choices = await while_connected(request.receive, collect(answer, generated))
     content = msgspec.json.encode(shape.whole(choices, answer.usage()))
     return Response(content, media_type="application/json", headers=headers())

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, closing
+from functools import partial
 
 from app.adapters.resolver import ResolvedModel
 from app.auth import Principal
@@ -45,19 +46,19 @@ class Outputs:
                 self._waiting[self._wait_for(place)] = place
         return outputs
 
-    def close(self, place: int, reason: FinishReason = FinishReason.ABORT) -> None:
+    def close(self, place: int, reason: str = FinishReason.ABORT.value) -> None:
         """No more output of this sequence is wanted: abort it, unless it has ended.
 
-        `reason` is what the client is told.
+        `reason` is what the ledger says of it.
         """
         for task in [task for task, i in self._waiting.items() if i == place]:
             del self._waiting[task]
             task.cancel()
-        self._streams[place].close(reason.value)
+        self._streams[place].close(reason)
 
-    def close_all(self) -> None:
+    def close_all(self, reason: str = FinishReason.ABORT.value) -> None:
         for place in range(len(self._streams)):
-            self.close(place)
+            self.close(place, reason)
 
     def _wait_for(self, place: int) -> asyncio.Task[TokenOutput | None]:
         return asyncio.create_task(_next_or_none(self._streams[place]))
@@ -91,16 +92,20 @@ async def running(
         for request in requests:
             # Released even where acquiring was cut short: the lease may have been written.
             stack.push_async_callback(
-                context.admission.release, principal.tenant_id, request.request_id
+                context.redis.tell,
+                partial(context.admission.release, principal.tenant_id, request.request_id),
             )
-            await context.admission.acquire(
-                principal.tenant_id,
-                request.request_id,
-                concurrency_limit=principal.concurrency_limit,
-                queue_depth_limit=principal.queue_depth_limit,
+            await context.redis.ask(
+                partial(
+                    context.admission.acquire,
+                    principal.tenant_id,
+                    request.request_id,
+                    concurrency_limit=principal.concurrency_limit,
+                    queue_depth_limit=principal.queue_depth_limit,
+                )
             )
         rows = [_new_request(context, principal, model, request) for request in requests]
-        await context.acceptance.accept(rows)
+        await context.acceptance.accept(rows, is_hurried=context.registry.availability.is_away)
         streams: list[OutputStream] = []
         stack.callback(_disown_unsubmitted, context, requests, streams)
         for request in requests:
@@ -137,6 +142,6 @@ def _disown_unsubmitted(
 
 async def _submit(context: AppContext, request: EngineRequest) -> OutputStream:
     try:
-        return await context.queue.submit(request)
+        return await context.redis.ask(partial(context.queue.submit, request))
     except QueueUnavailableError as error:
-        raise UnavailableError(code="queue_unavailable", internal=str(error)) from error
+        raise UnavailableError(internal=str(error)) from error

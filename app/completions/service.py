@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from app.adapters.resolver import ResolvedModel, resolve
 from app.auth import Principal
 from app.completions.choice import Choice, Delta
+from app.completions.connection import ClientTooSlowError
 from app.completions.outputs import running
 from app.completions.prompting import Prompter
 from app.completions.responses import Head, PromptTokensDetails, Usage
 from app.completions.sampling import sampling_params
 from app.completions.schemas import CommonBody
 from app.context import AppContext
-from app.db import promptly
 from app.errors import BadRequestError
 from engine.messages import EngineRequest, FinishReason
 from lora.base_spec import BaseSpec
@@ -34,7 +34,7 @@ FINGERPRINT_DIGITS = 12
 class Patience:
     """How long a client hears nothing: before the headers, and between signs of life after."""
 
-    first_s: float = 10.0
+    first_s: float = 2.0
     keepalive_s: float = 15.0
 
 
@@ -68,13 +68,20 @@ class Answer:
 
 
 async def pin_model(context: AppContext, principal: Principal, model: str) -> ResolvedModel:
-    """What `model` names now, for the life of the request; no connection is kept for it."""
+    """What `model` names now, for the life of the request; no connection is kept for it.
+
+    While the registry is away, what it named a moment ago.
+    """
 
     async def look_up() -> ResolvedModel:
         async with context.database.session() as session:
             return await resolve(session, principal, model, context.base)
 
-    return await promptly(look_up(), context.settings.dependency_timeout_s)
+    # The key is part of the name: what one key may call, another may not.
+    name = (principal.tenant_id, principal.key_id, model)
+    found = await context.registry.look_up(name, look_up)
+    assert found is not None, "what is not there is an error"
+    return found
 
 
 def prompter(context: AppContext) -> Prompter:
@@ -137,7 +144,8 @@ async def generate(
 ) -> AsyncGenerator[list[Delta], None]:
     """Run the answer's sequences; what came at a time. An empty list: nothing came for a while.
 
-    Raises ApiError when a sequence fails. Closing the generator aborts what still runs.
+    Raises ApiError when a sequence fails. Closing the generator aborts what still runs; throwing a
+    ClientTooSlowError into it does so under that name.
     """
     timeout_s = patience.first_s
     async with running(context, answer.principal, answer.model, answer.requests) as outputs:
@@ -146,10 +154,14 @@ async def generate(
             for place, output in await outputs.next(timeout_s):
                 deltas.append(answer.choices[place].take(output))
                 if answer.choices[place].is_finished:  # maybe at a stop string, before its engine
-                    outputs.close(place, FinishReason.STOP)
+                    outputs.close(place, FinishReason.STOP.value)
             if answer.is_finished:
                 break
-            yield deltas
+            try:
+                yield deltas
+            except ClientTooSlowError as error:
+                outputs.close_all(error.code)
+                raise
             timeout_s = patience.keepalive_s
     yield deltas
 

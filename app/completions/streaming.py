@@ -2,25 +2,32 @@
 
 Knows nothing of models or of admission. Invariants: nothing is acquired before the first frame is
 asked for, so an error until then is an ordinary HTTP error; after it, an error is a frame. When
-the client goes, the source of the frames is closed before the response ends.
+the client goes, or does not read, the source of the frames is closed before the response ends.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 
 import msgspec
 import structlog
 from starlette.datastructures import Headers
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from app.completions.choice import Delta
-from app.completions.connection import ClientGoneError, while_connected
+from app.completions.connection import (
+    ClientGoneError,
+    ClientTooSlowError,
+    client_is_gone,
+    while_connected,
+)
 from app.completions.service import Answer
 from app.completions.shapes import Shape
 from app.errors import ApiError
+from app.http_protocol import cut
 
 log = structlog.get_logger()
 
@@ -42,7 +49,10 @@ def frame(value: object) -> bytes:
 async def frames(
     shape: Shape, answer: Answer, generated: AsyncGenerator[list[Delta], None]
 ) -> AsyncGenerator[bytes, None]:
-    """The events of a stream. An ApiError before the first is raised; a later one is the last."""
+    """The events of a stream. An ApiError before the first is raised; a later one is the last.
+
+    A ClientTooSlowError that is thrown in here is passed on to what generates.
+    """
     is_open = False
     async with aclosing(generated):
         try:
@@ -55,6 +65,10 @@ async def frames(
                     yield b"".join(map(frame, chunks))
                 elif not deltas:
                     yield KEEPALIVE
+        except ClientTooSlowError as error:
+            with suppress(ClientTooSlowError):
+                await generated.athrow(error)
+            raise
         except ApiError as error:
             if not is_open:
                 raise
@@ -65,14 +79,22 @@ async def frames(
 
 
 class EventStreamResponse(Response):
-    """Sends `frames`. The headers are asked for when the first frame is there, and go with it."""
+    """Sends `frames`. The headers are asked for when the first frame is there, and go with it.
+
+    A client that has taken nothing for `stall_timeout_s`, with 64 KiB waiting for it, is cut off.
+    """
 
     def __init__(
-        self, frames: AsyncGenerator[bytes, None], headers: Callable[[], Mapping[str, str]]
+        self,
+        frames: AsyncGenerator[bytes, None],
+        headers: Callable[[], Mapping[str, str]],
+        *,
+        stall_timeout_s: float,
     ) -> None:
         super().__init__()
         self._frames = frames
         self._headers_now = headers
+        self._stall_timeout_s = stall_timeout_s
         self._has_started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -83,6 +105,10 @@ class EventStreamResponse(Response):
                 if not self._has_started:
                     raise
                 log.info("client_gone")
+            except ClientTooSlowError as error:
+                log.warning(error.code)
+                cut(scope)
+                await client_is_gone(receive)
 
     async def _send_all(self, send: Send) -> None:
         async for data in self._frames:
@@ -90,5 +116,18 @@ class EventStreamResponse(Response):
                 headers = Headers({**self._headers_now(), **STREAM_HEADERS})
                 await send({"type": "http.response.start", "status": 200, "headers": headers.raw})
                 self._has_started = True
-            await send({"type": "http.response.body", "body": data, "more_body": True})
-        await send({"type": "http.response.body", "body": b""})
+            await self._hand_over(
+                send, {"type": "http.response.body", "body": data, "more_body": True}
+            )
+        await self._hand_over(send, {"type": "http.response.body", "body": b""})
+
+    async def _hand_over(self, send: Send, message: Message) -> None:
+        """Send, which waits while the client reads nothing. Raises ClientTooSlowError."""
+        try:
+            async with asyncio.timeout(self._stall_timeout_s):
+                await send(message)
+        except TimeoutError:
+            error = ClientTooSlowError()
+            with suppress(StopAsyncIteration):
+                await self._frames.athrow(error)
+            raise error from None

@@ -10,15 +10,23 @@ from contextlib import asynccontextmanager
 import uvicorn
 from fastapi import FastAPI
 
+from app.http_protocol import HttpProtocol
 from tests.builders.waiting import until
 
 
 @asynccontextmanager
-async def serving(app: FastAPI) -> AsyncIterator[str]:
-    """The base URL, `http://127.0.0.1:PORT`, while the block runs."""
-    config = uvicorn.Config(app, lifespan="off", log_config=None, access_log=False)
+async def serving(app: FastAPI, *, send_buffer: int | None = None) -> AsyncIterator[str]:
+    """The base URL, `http://127.0.0.1:PORT`, while the block runs.
+
+    send_buffer: bytes that the kernel keeps for a client that does not read.
+    """
+    config = uvicorn.Config(
+        app, http=HttpProtocol, lifespan="off", log_config=None, access_log=False
+    )
     server = uvicorn.Server(config)
     with socket.create_server(("127.0.0.1", 0)) as listener:
+        if send_buffer is not None:  # whoever is accepted inherits it
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
         task = asyncio.create_task(server.serve(sockets=[listener]))
         await until(lambda: server.started or task.done())
         try:

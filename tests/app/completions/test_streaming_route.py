@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import httpx
@@ -96,6 +97,26 @@ async def test_roles_of_several_choices_come_first_and_in_order(
     assert all(chunk["choices"][0]["delta"]["role"] == "assistant" for chunk in chunks[:3])
     texts = [choice["message"]["content"] for choice in whole["choices"]]
     assert [joined(chunks, index) for index in range(3)] == texts
+
+
+async def test_a_stream_whose_first_token_is_late_begins_without_it_and_fails_in_an_event(
+    base_url: str, acme: Tenant, engine: StubEngine
+) -> None:
+    engine.pause()
+    began_at = time.monotonic()
+    async with (
+        httpx.AsyncClient(base_url=base_url) as client,
+        client.stream(
+            "POST", PATH, json=body(stream=True), headers=acme.headers, timeout=20
+        ) as response,
+    ):
+        assert 2.0 <= time.monotonic() - began_at < 4.0
+        assert response.status_code == 200
+        lines = response.aiter_lines()
+        assert '"role":"assistant"' in await anext(lines)
+        engine.kill()
+        last = [line async for line in lines if line][-1]
+    assert json.loads(last.removeprefix("data: "))["error"]["code"] == "engine_lost"
 
 
 async def test_an_engine_that_dies_in_mid_stream_is_an_error_event_and_the_end(

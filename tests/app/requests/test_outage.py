@@ -37,7 +37,7 @@ BUSY_MACHINE_S = 1.0
 @pytest.fixture
 async def relayed(settings: Settings, relayed_url: str) -> AsyncIterator[AppContext]:
     """An API process as in production, behind the relay."""
-    changes = {"database_url": relayed_url, "dependency_timeout_s": 0.2}
+    changes = {"database_url": relayed_url, "dependency_timeout_s": 0.2, "api_id": "api-relayed"}
     async with open_context(settings.model_copy(update=changes)) as opened:
         yield opened
 
@@ -85,6 +85,8 @@ async def test_new_work_is_refused_in_time_running_streams_finish_and_service_re
 
         getattr(relay, fault)()
         seconds = await refusals(client, 4)
+        ready = await client.get("/readyz")
+        assert (ready.status_code, ready.json()["checks"]["registry"]) == (200, "snapshot")
         streamed = await streaming
 
         relay.restore()
