@@ -10,11 +10,12 @@ from fastapi import APIRouter, Depends, FastAPI, Response
 
 import app.completions.endpoints
 import app.models.endpoints
-from app import health
+from app import health, internal
 from app.adapters import endpoints as adapters
 from app.api_keys import endpoints as api_keys
 from app.auth import public
 from app.context import AppContext
+from app.draining import Drain
 from app.error_handlers import install_error_handlers
 from app.metrics import CONTENT_TYPE
 from app.middleware import BodyLimit, RequestEdge
@@ -27,7 +28,7 @@ ADMIN_PREFIX = "/admin/v1"
 
 def create_app(context: AppContext) -> FastAPI:
     """The tenants' port: inference, models, and their own adapters."""
-    api = _new_app(context)
+    api = _new_app(context, context.drain)
     for prefix in TENANT_PREFIXES:
         api.include_router(app.completions.endpoints.router, prefix=prefix)
         api.include_router(app.models.endpoints.router, prefix=prefix)
@@ -36,21 +37,23 @@ def create_app(context: AppContext) -> FastAPI:
 
 
 def create_admin_app(context: AppContext) -> FastAPI:
-    """The admin port: `/admin/v1` and `/metrics`. It is never exposed to tenants."""
-    admin = _new_app(context)
+    """The admin port: `/admin/v1`, `/internal` and `/metrics`. It is never exposed to tenants."""
+    # Nobody waits for an operator's requests: who drains asks by one of them.
+    admin = _new_app(context, Drain(delay_s=0, limit_s=0))
     for router in (tenants.router, api_keys.router, adapters.admin_router, requests.router):
         admin.include_router(router, prefix=ADMIN_PREFIX)
+    admin.include_router(internal.router)
     admin.include_router(_metrics_router(context))
     return admin
 
 
-def _new_app(context: AppContext) -> FastAPI:
+def _new_app(context: AppContext, drain: Drain) -> FastAPI:
     api = FastAPI(title="Tenfold", openapi_url=None, docs_url=None, redoc_url=None)
     api.state.ctx = context
     install_error_handlers(api)
     api.include_router(health.router)
     api.add_middleware(BodyLimit, max_bytes=context.settings.max_body_bytes)
-    api.add_middleware(RequestEdge, metrics=context.metrics)
+    api.add_middleware(RequestEdge, metrics=context.metrics, drain=drain)
     return api
 
 

@@ -19,6 +19,7 @@ from app.admission import Admission
 from app.availability import Availability
 from app.completions.tokenizer import Tokenizer
 from app.db import Database
+from app.draining import Drain
 from app.metrics import Metrics
 from app.registry_snapshot import RegistrySnapshot
 from app.requests.acceptance import Acceptance
@@ -47,6 +48,7 @@ class AppContext:
     admission: Admission
     acceptance: Acceptance
     metrics: Metrics
+    drain: Drain
     now: Clock
 
 
@@ -87,6 +89,7 @@ async def open_context(settings: Settings, now: Clock | None = None) -> AsyncIte
             admission=admission,
             acceptance=acceptance,
             metrics=Metrics(),
+            drain=Drain(delay_s=settings.drain_delay_s, limit_s=settings.drain_s),
             now=now or utc_now,
         )
     finally:

@@ -16,6 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from app.draining import Drain
 from app.error_handlers import error_response, internal_error
 from app.ids import new_id
 from app.metrics import Metrics
@@ -28,9 +29,10 @@ UPLOAD_ROUTE_SUFFIX = "/versions"  # adapter uploads have their own, larger limi
 
 
 class RequestEdge:
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, metrics: Metrics, drain: Drain) -> None:
         self.app = app
         self.metrics = metrics
+        self.drain = drain
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -47,9 +49,12 @@ class RequestEdge:
                 headers = MutableHeaders(scope=message)
                 headers["x-request-id"] = request_id
                 headers["request-id"] = request_id
+                if self.drain.is_draining:  # the client's next request is another process's
+                    headers["connection"] = "close"
             await send(message)
 
         started_at = time.perf_counter()
+        self.drain.enter()
         with structlog.contextvars.bound_contextvars(request_id=request_id):
             try:
                 await self.app(scope, receive, send_with_id)
@@ -61,6 +66,7 @@ class RequestEdge:
                     raise
                 await error_response(internal_error())(scope, receive, send_with_id)
             finally:
+                self.drain.leave()
                 self._record(scope, status, time.perf_counter() - started_at)
 
     def _record(self, scope: Scope, status: int, seconds: float) -> None:

@@ -1,7 +1,7 @@
 """`python -m app.serve`: one API process, both ports on one event loop.
 
-Knows nothing of routes. Invariant: the process ends when either server does, after what runs has
-been given `SHUTDOWN_GRACE_S` to finish.
+Knows nothing of routes. Invariant: on a signal it drains (`app.draining`) and then ends, on a
+second one it ends at once; it also ends when either server does.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from fastapi import FastAPI
 from app.adapters.intake import sweep_staging
 from app.api import create_admin_app, create_app
 from app.context import open_context
+from app.draining import Drain
 from app.http_protocol import HttpProtocol
 from app.logging import configure_logging
 from app.settings import Settings
 
 log = structlog.get_logger()
 
-SHUTDOWN_GRACE_S = 30
+SHUTDOWN_GRACE_S = 1  # for what a drain has not waited for
 
 
 def main() -> None:
@@ -44,18 +45,31 @@ async def serve(settings: Settings) -> None:
         ]
         log.info("api_started", port=settings.port, admin_port=settings.admin_port)
 
+        told = asyncio.Event()
+
         def stop() -> None:
-            for server in servers:
-                server.should_exit = True
+            if told.is_set():
+                context.drain.hurry()
+            told.set()
 
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop)
         running = [asyncio.create_task(server.serve()) for server in servers]
-        await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-        stop()
+        draining = asyncio.create_task(_drain(context.drain, told))
+        await asyncio.wait([*running, draining], return_when=asyncio.FIRST_COMPLETED)
+        draining.cancel()
+        for server in servers:
+            server.should_exit = True
         await asyncio.gather(*running)
         log.info("api_stopped")
+
+
+async def _drain(drain: Drain, told: asyncio.Event) -> None:
+    await told.wait()
+    log.info("api_draining", num_in_flight=drain.num_in_flight)
+    drain.begin()
+    await drain.wait()
 
 
 class _Server(uvicorn.Server):

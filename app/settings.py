@@ -48,6 +48,8 @@ class Settings(WorkerSettings):
     before it is answered 503. So is every request while more than `max_usage_backlog` records wait
     in Redis for a worker: 60 MB of what is not yet in the ledger. A client that takes nothing of
     its stream for `client_stall_timeout_s` is cut off.
+    On SIGTERM new connections are taken for `drain_delay_s` more, and what runs may go on for
+    `drain_s`.
     `failover_timeout_s` is what a request whose engine died waits for another one.
     """
 
@@ -66,5 +68,7 @@ class Settings(WorkerSettings):
     dependency_timeout_s: float = Field(default=0.2, gt=0)
     client_stall_timeout_s: float = Field(default=30.0, gt=0)
     failover_timeout_s: float = Field(default=60.0, gt=0)
+    drain_delay_s: float = Field(default=0.0, ge=0)
+    drain_s: float = Field(default=30.0, ge=0)
     max_usage_backlog: int = Field(default=200_000, ge=0)
     api_id: str = Field(default_factory=lambda: f"api-{secrets.token_hex(6)}")

@@ -9,6 +9,7 @@ import typer
 
 from app.cli.admin import admin
 from app.cli.demo import demo
+from app.cli.drain import drain
 from app.cli.processes import PASS_THROUGH, api, engine, migrate, worker
 from app.cli.serve import serve
 
@@ -25,6 +26,7 @@ app.command(**PASS_THROUGH)(engine)
 app.command()(worker)
 app.command()(api)
 app.command()(migrate)
+app.command()(drain)
 app.add_typer(admin)
 
 

@@ -81,9 +81,9 @@ def test_every_route_declares_one_policy(tenant_app: FastAPI, admin_app: FastAPI
 
 def test_ports_do_not_mix_policies(tenant_app: FastAPI, admin_app: FastAPI) -> None:
     for _, path, policy in routes_of(tenant_app):
-        assert policy != "operator" and not path.startswith(("/admin", "/metrics"))
+        assert policy != "operator" and not path.startswith(("/admin", "/internal", "/metrics"))
     for _, path, policy in routes_of(admin_app):
-        assert policy == ("operator" if path.startswith("/admin/v1/") else "public")
+        assert policy == ("operator" if path.startswith(("/admin/v1/", "/internal/")) else "public")
 
 
 def test_control_a_route_without_a_policy_is_noticed(context: AppContext) -> None:
