@@ -31,6 +31,8 @@ async def livez() -> dict[str, str]:
 
 @router.get("/readyz")
 async def readyz(context: Annotated[AppContext, Depends(get_context)]) -> JSONResponse:
+    if context.drain.is_draining:
+        return JSONResponse({"status": "draining"}, status_code=503)
     registry, engines = await asyncio.gather(_registry(context), _live_engines(context))
     checks: dict[str, Any] = {
         "registry": registry,
