@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator
 
 import httpx
-import pytest
 
 from app.draining import Drain
 from tests.builders.operator import ADMIN_KEY, OPERATOR
@@ -42,6 +41,13 @@ def test_drain_waits_no_longer_than_its_limit() -> None:
     assert not drain.is_over
     now_s[0] += 1
     assert drain.is_over
+
+
+def test_hurry_waits_for_nothing() -> None:
+    drain = Drain(delay_s=5, limit_s=60)
+    drain.enter()
+    drain.hurry()
+    assert drain.is_draining and drain.is_over
 
 
 async def test_waiting_ends_when_the_last_request_leaves() -> None:
@@ -98,23 +104,3 @@ def test_signal_waits_for_a_request_that_runs(api_process: ApiProcess) -> None:
     client.join(timeout=20)
     assert answers[0].status_code == 401  # answered, not cut
     assert api_process.process.wait(20) == 0
-
-
-def test_second_signal_does_not_wait(api_process: ApiProcess) -> None:
-    url = f"{api_process.url}/v1/chat/completions"
-    with (
-        httpx.Client(base_url=api_process.admin_url, headers=OPERATOR) as admin,
-        pytest.raises(httpx.HTTPError),
-    ):
-        httpx.post(url, content=_endless(api_process, admin), timeout=30)
-    assert api_process.process.wait(20) == 0
-
-
-def _endless(api_process: ApiProcess, admin: httpx.Client) -> Iterator[bytes]:
-    yield b"{"
-    wait_until(lambda: admin.get("/internal/drain").json()["num_in_flight"] == 1, timeout_s=10)
-    api_process.process.send_signal(signal.SIGTERM)
-    wait_until(lambda: admin.get("/internal/drain").json()["is_draining"], timeout_s=10)
-    api_process.process.send_signal(signal.SIGTERM)
-    api_process.process.wait(20)
-    yield b"}"
