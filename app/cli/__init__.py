@@ -10,6 +10,7 @@ import typer
 from app.cli.admin import admin
 from app.cli.demo import demo
 from app.cli.drain import drain
+from app.cli.fetch import fetch
 from app.cli.processes import PASS_THROUGH, api, engine, migrate, worker
 from app.cli.serve import serve
 
@@ -27,6 +28,7 @@ app.command()(worker)
 app.command()(api)
 app.command()(migrate)
 app.command()(drain)
+app.command()(fetch)
 app.add_typer(admin)
 
 
