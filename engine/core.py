@@ -352,6 +352,7 @@ class EngineCore:
             num_prompt_tokens=sequence.num_prompt_tokens,
             num_generated_tokens=sequence.num_generated_tokens,
             num_cached_tokens=sequence.num_cached_tokens or 0,
+            adapter_load_ms=round(1e3 * (sequence.adapter_load_s or 0.0)),
             finish_reason=FinishReason.ERROR,
             error=error,
         )
@@ -377,6 +378,7 @@ def _output(sequence: Sequence) -> TokenOutput:
         num_prompt_tokens=sequence.num_prompt_tokens,
         num_generated_tokens=num_generated_tokens,
         num_cached_tokens=sequence.num_cached_tokens or 0,
+        adapter_load_ms=round(1e3 * (sequence.adapter_load_s or 0.0)),
         finish_reason=sequence.finish_reason,
     )
 

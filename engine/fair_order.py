@@ -81,6 +81,11 @@ class FairOrder:
         self._waiting[sequence.request.tenant_id] = tenant
         self._num_waiting += 1
 
+    def clock_load(self, sequence: Sequence) -> None:
+        """The adapter that a waiting sequence waits for has arrived; it counts once."""
+        if sequence.adapter_load_s is None and sequence.queued_at is not None:
+            sequence.adapter_load_s = self._clock() - sequence.queued_at
+
     def remove(self, sequence: Sequence) -> None:
         """It does not wait any more."""
         tenant_id = sequence.request.tenant_id
@@ -102,6 +107,8 @@ class FairOrder:
         if not sequence.is_charged:
             sequence.is_charged = True
             num_tokens += sequence.num_prompt_tokens
+        if sequence.adapter_load_s is None:
+            sequence.adapter_load_s = 0.0
         price = PROMPT_PRICE * num_tokens / tenant.weight
         tenant.counter += price
         tenant.num_running += 1

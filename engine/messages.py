@@ -106,6 +106,8 @@ class OutputBatch(msgspec.Struct, frozen=True, kw_only=True):
 
     engine_id: str
     outputs: list[TokenOutput]
+    adapter_load_ms: int = 0
+    """How long it waited at this engine until its adapter was there."""
 
 
 class UsageAuthor(StrEnum):
@@ -138,10 +140,13 @@ class UsageRecord(msgspec.Struct, frozen=True, kw_only=True):
 class Abort(msgspec.Struct, frozen=True, kw_only=True, tag="abort"):
     """The client is gone, or has all it wants: free the request's pages."""
 
+    num_reasoning_tokens: int = 0
+    """Of the generated ones; who reads the text as reasoning knows it, no engine does."""
     request_id: str
     epoch: int
 
 
+    adapter_load_ms: int | None = None
 class Wake(msgspec.Struct, frozen=True, tag="wake"):
     """There is work in the queue for an engine that said it was idle."""
 

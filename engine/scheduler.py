@@ -128,6 +128,7 @@ class Scheduler:
         """An adapter arrived, or failed: then exactly the requests for it fail."""
         self._residency.complete(result)
         for sequence in self._waiting_for(adapter_key(result.ref)):
+            self._waiting.clock_load(sequence)
             error = result.error or self._holdings.never_fits(sequence)
             if error is not None:
                 self._waiting.remove(sequence)

@@ -41,6 +41,8 @@ class Sequence:
         """Tokens of the prompt that the prefix cache had when this was first admitted."""
         self.queued_at: float | None = None
         """When it first waited, by the engine's clock."""
+        self.adapter_load_s: float | None = None
+        """From then until its adapter was here; known when that is so."""
         self.is_charged = bool(request.delivered_token_ids)
         """Its tenant has paid for the prompt, here or where it ran before."""
         self.block_table: list[int] = []

@@ -34,6 +34,7 @@ class _Account:
     queue_ms: int
     num_generated_tokens: int
     num_cached_tokens: int = 0
+    adapter_load_ms: int = 0
     num_recorded_tokens: int = 0
 
 
@@ -114,6 +115,7 @@ class UsageMeter:
             account.num_generated_tokens, output.num_generated_tokens
         )
         account.num_cached_tokens = max(account.num_cached_tokens, output.num_cached_tokens)
+        account.adapter_load_ms = max(account.adapter_load_ms, output.adapter_load_ms)
         if output.finish_reason is FinishReason.HAND_OVER:
             del self._accounts[output.request_id]
             return self._record(output.request_id, account, None)
@@ -140,4 +142,5 @@ class UsageMeter:
             finish_reason=reason,
             engine_id=self._engine_id,
             queue_ms=account.queue_ms,
+            adapter_load_ms=account.adapter_load_ms,
         )
