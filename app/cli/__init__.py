@@ -13,6 +13,7 @@ from app.cli.drain import drain
 from app.cli.fetch import fetch
 from app.cli.processes import PASS_THROUGH, api, engine, migrate, worker
 from app.cli.serve import serve
+from app.cli.smoke import smoke
 
 app = typer.Typer(
     name="tenfold",
@@ -29,6 +30,7 @@ app.command()(api)
 app.command()(migrate)
 app.command()(drain)
 app.command()(fetch)
+app.command()(smoke)
 app.add_typer(admin)
 
 
