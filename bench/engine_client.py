@@ -51,7 +51,11 @@ class EngineClient:
         """runner: made with `config`, or a model that several engines use in turn."""
         self._arrived = threading.Event()
         self._loader = AdapterLoader(
-            store, base, prepare=runner.prepare_adapter, on_completed=self._arrived.set
+            store,
+            base,
+            runner.base_tensors,
+            prepare=runner.prepare_adapter,
+            on_completed=self._arrived.set,
         )
         self.core = EngineCore(config, base, runner, self._loader, engine_id="bench")
         self._under_way: dict[str, Answer] = {}

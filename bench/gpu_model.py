@@ -12,8 +12,15 @@ from torch import Tensor
 
 from bench.gpu_inputs import Pool
 from engine.forward_batch import ForwardBatch
-from engine.model_runner import wrap_linears
-from engine.models.decoder import AttentionShape, Decoder, DecoderLayer, PackedLinear
+from engine.model_runner import wrap_layers
+from engine.models.decoder import (
+    AttentionShape,
+    Decoder,
+    DecoderLayer,
+    PackedLinear,
+    RmsNorm,
+    TokenEmbedding,
+)
 from kernels import gpu
 from kernels.gpu.lora import PagedAdapter
 from kernels.interface import LoraSegment
@@ -25,7 +32,7 @@ WEIGHT_STD = 0.02
 
 
 def random_decoder(base: BaseSpec, dtype: torch.dtype, device: torch.device) -> Decoder:
-    """Its linears wrapped for LoRA, on the GPU backend."""
+    """Its layers wrapped for adapters, on the GPU backend."""
 
     def weight(*shape: int) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=device).normal_(std=WEIGHT_STD)
@@ -34,8 +41,8 @@ def random_decoder(base: BaseSpec, dtype: torch.dtype, device: torch.device) -> 
         width = max(end for _, end in site.outputs(base).values())
         return PackedLinear(weight(width, site.num_in(base)), None, gpu)
 
-    def norm() -> Tensor:
-        return torch.ones(base.hidden_size, dtype=dtype, device=device)
+    def norm() -> RmsNorm:
+        return RmsNorm(torch.ones(base.hidden_size, dtype=dtype, device=device), EPS, gpu)
 
     layers = [
         DecoderLayer(norm(), linear(QKV), linear(OUT), norm(), linear(GATE_UP), linear(DOWN))
@@ -44,17 +51,16 @@ def random_decoder(base: BaseSpec, dtype: torch.dtype, device: torch.device) -> 
     angles = torch.rand(base.max_model_len, base.head_dim // 2, device=device) * 6
     angles = torch.cat([angles, angles], dim=-1)
     decoder = Decoder(
-        embedding=weight(base.vocab_size, base.hidden_size),
+        embedding=TokenEmbedding(weight(base.vocab_size, base.hidden_size)),
         layers=layers,
         norm=norm(),
         lm_head=PackedLinear(weight(base.vocab_size, base.hidden_size), None, gpu),
         shape=AttentionShape(base.num_heads, base.num_kv_heads, base.head_dim),
-        eps=EPS,
         cos=angles.cos().to(dtype),
         sin=angles.sin().to(dtype),
         ops=gpu,
     )
-    wrap_linears(decoder, gpu)
+    wrap_layers(decoder, gpu)
     return decoder
 
 

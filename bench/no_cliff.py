@@ -221,7 +221,13 @@ def time_of_a_load(
     runner: ModelHost, base: BaseSpec, registered: RegisteredAdapters, num_adapters: int = 20
 ) -> float:
     """Seconds, the median, while nothing else runs."""
-    loader = AdapterLoader(registered.store, base, prepare=runner.prepare_adapter, num_threads=1)
+    loader = AdapterLoader(
+        registered.store,
+        base,
+        runner.base_tensors,
+        prepare=runner.prepare_adapter,
+        num_threads=1,
+    )
     for ref in registered.refs(num_adapters):
         loader.start(ref)
     taken: list[float | None] = []

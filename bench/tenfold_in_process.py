@@ -44,7 +44,7 @@ def tenfold(
         for index, folder in enumerate(adapters)
     ]
     runner = open_runner(config, spec, base)
-    loader = AdapterLoader(store, spec, prepare=runner.prepare_adapter)
+    loader = AdapterLoader(store, spec, runner.base_tensors, prepare=runner.prepare_adapter)
     core = EngineCore(runner.config, spec, runner, loader, engine_id="bench")
     turns = itertools.count()
     return lambda: _serve(core, refs, work, next(turns))

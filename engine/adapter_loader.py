@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
 
@@ -18,7 +19,9 @@ import structlog
 from engine.adapter_weights import HostWeights
 from engine.messages import AdapterRef, EngineError
 from engine.residency import LoadResult
+from lora.base_copies import check_against_base
 from lora.base_spec import BaseSpec
+from lora.base_tensors import BaseTensors
 from lora.digest import adapter_digest, hash_file
 from lora.manifest import ManifestError, read_manifest
 from lora.store import (
@@ -30,6 +33,7 @@ from lora.store import (
     AdapterStoreError,
     StoreUnavailableError,
 )
+from lora.variants import VariantError
 from lora.weights import LoraWeights, load_weights
 
 log = structlog.get_logger()
@@ -46,6 +50,7 @@ class AdapterLoader:
         self,
         store: AdapterStore,
         base: BaseSpec,
+        base_tensors: BaseTensors,
         *,
         prepare: Callable[[LoraWeights], HostWeights] = lambda weights: weights,
         num_threads: int = 2,
@@ -53,6 +58,7 @@ class AdapterLoader:
     ) -> None:
         self._store = store
         self._base = base
+        self._base_tensors = base_tensors
         self._prepare = prepare
         self._on_completed = on_completed
         self._completed: SimpleQueue[LoadResult] = SimpleQueue()
@@ -102,6 +108,8 @@ class AdapterLoader:
             error = MISSING
         except (AdapterStoreError, ManifestError, OSError):
             error = CORRUPT
+        except VariantError:
+            error = FAILED
         except Exception:  # a loader thread that died would leave its requests waiting for ever
             log.exception("adapter_load_crashed", digest=ref.digest)
             error = FAILED
@@ -122,7 +130,12 @@ class AdapterLoader:
         found = adapter_digest(hash_file(path) for path in files)
         if found != ref.digest:
             raise AdapterStoreError(f"files of {ref.digest} hash to {found}")
-        config = (folder / CONFIG_FILE).read_bytes()
-        manifest = read_manifest(config, folder / WEIGHTS_FILE, self._base)
-        weights = self._prepare(load_weights(manifest, folder / WEIGHTS_FILE, self._base))
+        weights = self._prepare(self._load_weights(folder))
         return LoadResult(ref, weights, seconds=time.perf_counter() - started_at)
+
+    def _load_weights(self, folder: Path) -> LoraWeights:
+        path = folder / WEIGHTS_FILE
+        manifest = read_manifest((folder / CONFIG_FILE).read_bytes(), path, self._base)
+        if findings := check_against_base(path, manifest, self._base_tensors.files):
+            raise ManifestError(findings)
+        return load_weights(manifest, path, self._base, self._base_tensors)

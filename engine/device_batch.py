@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.forward_batch import ForwardBatch, StepLayout
+from engine.forward_batch import ForwardBatch, StepLayout, sampling_segments
 from engine.sampler import sampling_arrays
 from engine.step_buffer import Array
 from kernels.gpu.attention import (
@@ -28,7 +28,8 @@ from kernels.gpu.attention import (
 from kernels.gpu.attention_plan import WorkList, block_table_rows, decode_capacity, plan_work
 from kernels.gpu.lora import LoraPlan, arrays_of
 from kernels.gpu.lora_plan import SMALL_TILE, LoraArrays, LoraShape
-from kernels.interface import SequenceSpan
+from kernels.interface import LoraSegment, SequenceSpan
+from lora.sites import SAMPLING_SITES
 
 NUM_SAMPLING_ARRAYS = 5
 TABLE_WIDTHS = [1 << exponent for exponent in range(10, 31, 2)]
@@ -45,23 +46,32 @@ class DeviceStep:
     num_partial_rows: int
     lora: LoraShape | None
     """Sizes of LoRA's launches; None where every row is the base's, so that there are none."""
+    head: LoraShape | None = None
+    """The same over the rows that sample, where an adapter changes what becomes of those."""
+    rows_are_sampling: bool = False
+    """Every row samples, so that `lora` serves for the head too."""
 
     @property
     def key(self) -> Hashable:
         """Two steps of one key launch the same kernels over the same addresses."""
         shapes = tuple((array.shape, array.dtype.str) for array in self.arrays)
-        return (shapes, self.num_partial_rows, self.lora)
+        return (shapes, self.num_partial_rows, self.lora, self.head)
 
     def batch(self, views: Sequence[Tensor]) -> ForwardBatch:
         """The forward batch over `views`, one for each of `arrays`."""
         input_ids, positions, slot_mapping, logits_rows, *views = views
         decode, prefill, merges, counts, tables, *views = views
         work = AttentionWork(decode, prefill, merges, counts, tables, self.num_partial_rows)
-        lora = None
+        lora = head = None
         if self.lora is not None:
             any_adapter = self.layout.segments[0].weights
-            tiles, addresses, num_tiles, *_ = views
+            tiles, addresses, num_tiles, *views = views
             lora = LoraPlan.from_views(tiles, addresses, num_tiles, self.lora, any_adapter)
+            if self.head is not None and not self.rows_are_sampling:
+                tiles, addresses, num_tiles, *_ = views
+                head = LoraPlan.from_views(tiles, addresses, num_tiles, self.head, any_adapter)
+            elif self.head is not None:
+                head = lora
         return ForwardBatch(
             input_ids=input_ids,
             positions=positions,
@@ -71,6 +81,8 @@ class DeviceStep:
             logits_rows=logits_rows,
             sampling=self.layout.sampling,
             draws=self.layout.draws,
+            row_forms=lora,
+            head_forms=head,
         )
 
     def sampling_views(self, views: Sequence[Tensor]) -> list[Tensor]:
@@ -105,11 +117,14 @@ class BatchPlanner:
         """A step at its own sizes, whatever it mixes."""
         work = self._attention_work(layout)
         tables = block_table_rows([self._blocks(span) for span in layout.spans])
-        lora = self._lora_arrays(layout)
+        lora, head = self._lora_arrays(layout.segments), None
+        if lora is not None and _is_at_head(lora.shape):
+            head = self._lora_arrays(sampling_segments(layout.segments, layout.logits_rows))
         arrays = [*_row_arrays(layout), *_work_arrays(work), tables, *_plan_arrays(lora)]
+        arrays += _plan_arrays(head)
         arrays += sampling_arrays(layout.draws)
-        shape = lora.shape if lora is not None else None
-        return DeviceStep(layout, self._heads, arrays, work.num_partial_rows, shape)
+        shapes = (_shape_of(lora), _shape_of(head))
+        return DeviceStep(layout, self._heads, arrays, work.num_partial_rows, *shapes)
 
     def plan_padded(self, layout: StepLayout, bucket: int) -> DeviceStep:
         """A step of at most `bucket` sequences, each of one token and sampling, padded to it.
@@ -118,7 +133,7 @@ class BatchPlanner:
         no adapter, and give logits that nobody reads.
         """
         work = self._padded_work(layout, bucket)
-        lora = self._lora_arrays(layout, tile_rows=SMALL_TILE)
+        lora = self._lora_arrays(layout.segments, tile_rows=SMALL_TILE)
         if lora is not None:
             lora = lora.padded_to(lora.shape.for_graph(bucket, bucket))
         input_ids, positions, slots, _ = _row_arrays(layout)
@@ -126,8 +141,11 @@ class BatchPlanner:
         arrays += [np.arange(bucket), *_work_arrays(work), self._wide_tables(layout, bucket)]
         arrays += _plan_arrays(lora)
         arrays += [_pad(each, bucket, 0) for each in sampling_arrays(layout.draws, always=True)]
-        shape = lora.shape if lora is not None else None
-        return DeviceStep(layout, self._heads, arrays, work.num_partial_rows, shape)
+        shape = _shape_of(lora)
+        head = shape if shape is not None and _is_at_head(shape) else None
+        return DeviceStep(
+            layout, self._heads, arrays, work.num_partial_rows, shape, head, rows_are_sampling=True
+        )
 
     def _padded_work(self, layout: StepLayout, bucket: int) -> WorkList:
         work = self._attention_work(layout)
@@ -142,10 +160,12 @@ class BatchPlanner:
             capacity.num_partial_rows,
         )
 
-    def _lora_arrays(self, layout: StepLayout, tile_rows: int | None = None) -> LoraArrays | None:
-        if not layout.segments:
+    def _lora_arrays(
+        self, segments: Sequence[LoraSegment], tile_rows: int | None = None
+    ) -> LoraArrays | None:
+        if not segments:
             return None
-        return arrays_of(layout.segments, tile_rows=tile_rows, fixed=self._batch_invariant)
+        return arrays_of(segments, tile_rows=tile_rows, fixed=self._batch_invariant)
 
     def _attention_work(self, layout: StepLayout) -> WorkList:
         spans = [(each.query_start, each.num_tokens, each.context_len) for each in layout.spans]
@@ -165,6 +185,18 @@ class BatchPlanner:
             blocks = self._blocks(span)
             row[: len(blocks)] = blocks
         return rows
+
+
+def _shape_of(arrays: LoraArrays | None) -> LoraShape | None:
+    return arrays.shape if arrays is not None else None
+
+
+def _is_at_head(shape: LoraShape) -> bool:
+    """Whether an adapter of the batch changes what becomes of the rows that sample."""
+    return any(
+        shape.max_rank(name) or shape.max_rows(name) or name in shape.scaled | shape.biased
+        for _, name in SAMPLING_SITES
+    )
 
 
 def is_decode(layout: StepLayout) -> bool:

@@ -6,6 +6,7 @@ nothing of how layers use them. Invariant: row i of every tensor is about the sa
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,8 +25,8 @@ from lora.batch import group_rows
 class ForwardBatch:
     """One forward pass over T tokens of N sequences.
 
-    input_ids, positions, slot_mapping: [T] int64. attention_plan,
-    lora: the backend's own; lora is None where every row is the base's.
+    input_ids, positions, slot_mapping: [T] int64. attention_plan, lora, row_forms, head_forms:
+    the backend's own; the last three as `lora.layer.Batch` has them.
     logits_rows: [M] int64, the last row of each sequence that samples; `sampling` and
     `draws` in that order.
     """
@@ -38,6 +39,8 @@ class ForwardBatch:
     logits_rows: Tensor
     sampling: Sequence[EngineSequence]
     draws: Sequence[Draw]
+    row_forms: Any | None = None
+    head_forms: Any | None = None
 
     def with_ids(self, input_ids: Tensor) -> ForwardBatch:
         return replace(self, input_ids=input_ids)
@@ -104,6 +107,9 @@ def lay_out(step: Mapping[EngineSequence, int], block_size: int) -> StepLayout:
 
 def build_forward_batch(layout: StepLayout, ops: KernelBackend, block_size: int) -> ForwardBatch:
     """The tensors of a step whose tokens are all known, on the CPU."""
+    with_forms = [each for each in layout.segments if each.weights.has_row_forms]
+    at_head = [each for each in with_forms if each.weights.is_at_head]
+    head_segments = sampling_segments(at_head, layout.logits_rows)
     return ForwardBatch(
         input_ids=torch.tensor(layout.input_ids, dtype=torch.int64),
         positions=torch.tensor(layout.positions, dtype=torch.int64),
@@ -113,7 +119,21 @@ def build_forward_batch(layout: StepLayout, ops: KernelBackend, block_size: int)
         logits_rows=torch.tensor(layout.logits_rows, dtype=torch.int64),
         sampling=layout.sampling,
         draws=layout.draws,
+        row_forms=ops.plan_lora(with_forms) if with_forms else None,
+        head_forms=ops.plan_lora(head_segments) if head_segments else None,
     )
+
+
+def sampling_segments(
+    segments: Iterable[LoraSegment], logits_rows: Sequence[int]
+) -> list[LoraSegment]:
+    """The same over the rows that sample, counted among themselves; none where none samples."""
+    found = []
+    for each in segments:
+        start, end = (bisect_left(logits_rows, row) for row in (each.start, each.end))
+        if start < end:
+            found.append(LoraSegment(start, end, each.weights))
+    return found
 
 
 def _by_adapter(

@@ -23,7 +23,7 @@ from engine.device_batch import BatchPlanner, is_decode
 from engine.forward_batch import ForwardBatch, StepLayout, lay_out
 from engine.graphs import DecodeGraphs, buckets
 from engine.kv_cache import PagedKVCache
-from engine.model_runner import TORCH_DTYPES, cache_shape, wrap_linears
+from engine.model_runner import TORCH_DTYPES, cache_shape, wrap_layers
 from engine.models.loader import load_decoder
 from engine.pool_size import drawn_step, measure_pool_bytes
 from engine.residency import Residency
@@ -37,6 +37,7 @@ from engine.swap import HostCopy, Swapper, Transfer
 from kernels.backends import choose_backend
 from kernels.gpu.attention import HeadShape
 from lora.base_spec import BaseSpec
+from lora.base_tensors import BaseTensors
 from lora.layout import page_format
 from lora.weights import LoraWeights
 
@@ -77,13 +78,14 @@ class GpuRunner:
         self._base = base
         self._device = device
         self._dtype = TORCH_DTYPES[config.dtype]
+        self.base_tensors = BaseTensors(folder, base, self._dtype)
         self._block_size = config.block_size
         self._buckets = buckets(config.max_num_seqs)
         self._ops = choose_backend(config.kernel_backend, batch_invariant=config.batch_invariant)
         self._buffer = StepBuffer(device, depth=max_in_flight)
         with torch.inference_mode():
             self._decoder = load_decoder(folder, base, self._dtype, self._ops, device.target)
-            wrap_linears(self._decoder, self._ops)
+            wrap_layers(self._decoder, self._ops)
             self._sampled = torch.zeros(
                 config.max_num_seqs, dtype=torch.int64, device=device.target
             )

@@ -1,7 +1,7 @@
 """Executes a step: forward batch -> decoder -> sampled tokens.
 
-Knows nothing of scheduling. Chooses the kernel backend once and wraps the decoder's linears for
-LoRA once, at construction.
+Knows nothing of scheduling. Chooses the kernel backend once and wraps the decoder's layers for
+adapters once, at construction.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from engine.swap import LayeredSwapper
 from kernels.backends import choose_backend
 from kernels.interface import KernelBackend
 from lora.base_spec import BaseSpec
-from lora.layer import LoraLinear
-from lora.sites import DOWN, GATE_UP, OUT, QKV
+from lora.base_tensors import BaseTensors
+from lora.layer import LoraEmbedding, LoraHead, LoraLinear, LoraNorm, Norm
+from lora.sites import DOWN, GATE_UP, LAYER_NORMS, NORM, OUT, QKV
 from lora.weights import LoraWeights
 
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -43,9 +44,10 @@ class ModelRunner:
         self._ops = choose_backend(config.kernel_backend, batch_invariant=config.batch_invariant)
         self._block_size = config.block_size
         dtype = TORCH_DTYPES[config.dtype]
+        self.base_tensors = BaseTensors(folder, base, dtype)
         with torch.inference_mode():
             self._decoder = load_decoder(folder, base, dtype, self._ops, torch.device("cpu"))
-            wrap_linears(self._decoder, self._ops)
+            wrap_layers(self._decoder, self._ops)
             self.kv_cache = LayeredKVCache(cache_shape(config, base), config.num_pages(base))
         swapper = LayeredSwapper(self.kv_cache)
         self.swap_out, self.swap_in = swapper.swap_out, swapper.swap_in
@@ -81,10 +83,20 @@ def cache_shape(config: EngineConfig, base: BaseSpec) -> CacheShape:
     return CacheShape(base.num_layers, base.num_kv_heads, config.block_size, base.head_dim, dtype)
 
 
-def wrap_linears(decoder: Decoder, ops: KernelBackend) -> None:
-    """Let adapters add to every linear site of every layer."""
+def wrap_layers(decoder: Decoder, ops: KernelBackend) -> None:
+    """Let adapters change the embedding, every norm, every linear site, and the head."""
+
+    def norm(base: Norm, layer: int, name: str) -> LoraNorm:
+        return LoraNorm(base, (layer, name), ops, is_final=False)
+
+    decoder.embedding = LoraEmbedding(decoder.embedding, ops)
+    input_norm, post_attention_norm = LAYER_NORMS
     for index, layer in enumerate(decoder.layers):
+        layer.input_norm = norm(layer.input_norm, index, input_norm)
         layer.qkv_proj = LoraLinear(layer.qkv_proj, index, QKV.name, ops)
         layer.o_proj = LoraLinear(layer.o_proj, index, OUT.name, ops)
+        layer.post_attention_norm = norm(layer.post_attention_norm, index, post_attention_norm)
         layer.gate_up_proj = LoraLinear(layer.gate_up_proj, index, GATE_UP.name, ops)
         layer.down_proj = LoraLinear(layer.down_proj, index, DOWN.name, ops)
+    decoder.norm = LoraNorm(decoder.norm, NORM, ops, is_final=True)
+    decoder.lm_head = LoraHead(decoder.lm_head, ops)

@@ -15,6 +15,7 @@ from engine.core import Runner
 from engine.device import open_device
 from engine.model_runner import ModelRunner
 from lora.base_spec import BaseSpec
+from lora.base_tensors import BaseTensors
 from lora.weights import LoraWeights
 
 
@@ -24,6 +25,10 @@ class ModelHost(Runner, Protocol):
     @property
     def config(self) -> EngineConfig:
         """What it was given, with the pool's size where that was measured."""
+
+    @property
+    def base_tensors(self) -> BaseTensors:
+        """For loader threads: the base's own weights, as it computes with them."""
 
     def prepare_adapter(self, weights: LoraWeights) -> HostWeights:
         """For loader threads: the form of an adapter that its kernels read."""

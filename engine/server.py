@@ -215,6 +215,7 @@ def serve(
     loader = AdapterLoader(
         open_store(adapter_store),
         base,
+        runner.base_tensors,
         prepare=runner.prepare_adapter,
         on_completed=lambda: loop.wake(),
     )

@@ -22,15 +22,8 @@ _QUANTIZED = re.compile(
 def check_base(
     config: PeftConfig, base: BaseSpec, known_bases: Collection[str], findings: Findings
 ) -> None:
-    """Report what the base's name and the configuration's bias say about the fit."""
+    """Report what the base's name says about the fit."""
     name = config.base_name
-    if config.bias != "none" and (base.attention_bias or base.mlp_bias):
-        findings.refuse(
-            "bias_unsupported",
-            "trained biases of the base are not served",
-            param="bias",
-            actual=config.bias,
-        )
     if name is not None and _QUANTIZED.search(name):
         findings.warn(
             "trained_on_quantized_base",

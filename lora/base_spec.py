@@ -106,6 +106,14 @@ class BaseSpec:
         )
         return dict(zip(MODULES, features, strict=True))
 
+    def biased_modules(self) -> frozenset[str]:
+        """The linear modules of a layer that have a bias."""
+        return frozenset(
+            module
+            for module in MODULES
+            if (self.attention_bias if module.startswith("self_attn.") else self.mlp_bias)
+        )
+
 
 def _architecture(config: Mapping[str, object]) -> str:
     declared = config.get("architectures")

@@ -9,19 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from lora.findings import Findings, clean
+from lora.config_values import is_empty, shown
+from lora.findings import Findings
 
 _Check = Callable[[object, Findings], None]
-
-
-def is_empty(value: object) -> bool:
-    """Whether a field says nothing: null, false, or an empty string, list or object."""
-    return value is None or value is False or (isinstance(value, (str, list, dict)) and not value)
-
-
-def shown(value: object) -> str:
-    """A value as a finding shows it."""
-    return clean(repr(value), 120)
 
 
 def _refuse_unless_empty(name: str, code: str, message: str) -> _Check:
@@ -104,7 +95,6 @@ def _is_transformers(library: object) -> bool:
 
 _VARIANT = "this variant of LoRA is not served"
 _VARIANTS = (
-    "use_dora",
     "use_qalora",
     "use_bdlora",
     "alora_invocation_tokens",
@@ -126,17 +116,6 @@ CHECKS: dict[str, _Check] = {
     "auto_mapping": _check_auto_mapping,
     "fan_in_fan_out": _refuse_unless_empty(
         "fan_in_fan_out", "fan_in_fan_out_mismatch", "the base has no Conv1D layers"
-    ),
-    "lora_bias": _refuse_unless_empty(
-        "lora_bias", "bias_unsupported", "a bias beside lora_B is not served"
-    ),
-    "modules_to_save": _refuse_unless_empty(
-        "modules_to_save", "modules_to_save_unsupported", "whole trained modules are not served"
-    ),
-    "trainable_token_indices": _refuse_unless_empty(
-        "trainable_token_indices",
-        "trainable_tokens_unsupported",
-        "trained token embeddings are not served",
     ),
     "layer_replication": _refuse_unless_empty(
         "layer_replication",
@@ -160,6 +139,5 @@ NO_BEARING = frozenset(
         "eva_config",  # a data-driven start of A; what it decided is in rank_pattern
         "velora_config",  # compresses activations in the backward pass only
         "qalora_group_size",  # read only with use_qalora
-        "ensure_weight_tying",  # read only with modules_to_save or embedding targets
     }
 )

@@ -61,25 +61,34 @@ REFUSALS: dict[str, Refusal] = {
     "peft_type_unsupported": Refusal(422, "peft_type is missing or is not LORA."),
     "task_type_unsupported": Refusal(422, "task_type is not CAUSAL_LM."),
     "variant_unsupported": Refusal(
-        422, "A LoRA variant that is not served (DoRA, aLoRA, KaSA, ...)."
+        422, "A LoRA variant that is not served (aLoRA, KaSA, QA-LoRA, ...)."
     ),
     "init_mutates_base": Refusal(422, "Its initialisation changed the base (PiSSA, OLoRA, ...)."),
-    "bias_unsupported": Refusal(422, "Trained biases, or lora_bias."),
-    "modules_to_save_unsupported": Refusal(422, "Whole modules were trained (modules_to_save)."),
-    "trainable_tokens_unsupported": Refusal(422, "Trained token embeddings."),
+    "bias_unsupported": Refusal(422, "A trained bias of a module that has none in the base."),
+    "modules_to_save_unsupported": Refusal(
+        422, "Whole modules other than embed_tokens, lm_head and norms, or ones not configured."
+    ),
+    "modules_to_save_not_allowed": Refusal(
+        422, "Whole modules or trained tokens beyond what the plan allows."
+    ),
+    "trainable_tokens_unsupported": Refusal(
+        422, "Trained tokens that are not configured, or of a module that is trained otherwise too."
+    ),
     "layer_replication_unsupported": Refusal(422, "layer_replication is set."),
     "fan_in_fan_out_mismatch": Refusal(
         422, "fan_in_fan_out is set, but the base has Linear layers."
     ),
     "pattern_unsupported": Refusal(422, "A pattern is too long, or RE2 cannot express it."),
     "target_unknown": Refusal(422, "A target or a tensor names a module that the base lacks."),
-    "target_unsupported": Refusal(422, "embed_tokens, lm_head or a norm is targeted."),
+    "target_unsupported": Refusal(422, "A target that PEFT cannot adapt, such as a norm."),
     "vocab_resized_unsupported": Refusal(422, "The vocabulary was resized while training."),
     "config_key_forbidden": Refusal(
         422, "A field that names code to import (megatron, auto_mapping)."
     ),
     "config_unknown_key": Refusal(422, "A field that Tenfold does not know, with a value set."),
-    "base_model_mismatch": Refusal(422, "It was trained on another base model known here."),
+    "base_model_mismatch": Refusal(
+        422, "It was trained on another base, by its name or by its copy of the embedding."
+    ),
     "format_mlx_unsupported": Refusal(415, "An MLX adapter."),
     "tensor_pair_incomplete": Refusal(422, "A lora_A without its lora_B, or the reverse."),
     "rank_mismatch": Refusal(422, "The rank of A, of B and of the configuration differ."),

@@ -18,7 +18,7 @@ from kernels import adapter_table as words
 from kernels.adapter_table import AdapterUse, PageFormat, SiteKey, SiteShape
 from lora.base_spec import BaseSpec
 from lora.layout_builder import LayoutBuilder, VectorGroup
-from lora.sites import EMBED_TOKENS, LM_HEAD, SITES
+from lora.sites import EMBED_TOKENS, LAYER_NORMS, LM_HEAD, NORM, SITES
 
 
 def num_pages(num_bytes: int, page_bytes: int) -> int:
@@ -78,6 +78,9 @@ def site_shapes(base: BaseSpec) -> dict[SiteKey, SiteShape]:
             shapes[layer, site.name] = SiteShape(len(shapes), site.num_in(base), widths)
     shapes[EMBED_TOKENS] = SiteShape(len(shapes), base.vocab_size, (base.hidden_size,))
     shapes[LM_HEAD] = SiteShape(len(shapes), base.hidden_size, (base.vocab_size,))
+    norms = [(layer, name) for layer in range(base.num_layers) for name in LAYER_NORMS]
+    for key in [*norms, NORM]:
+        shapes[key] = SiteShape(len(shapes), base.hidden_size, (base.hidden_size,))
     return shapes
 
 

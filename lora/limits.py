@@ -12,6 +12,7 @@ from dataclasses import dataclass
 class ManifestLimits:
     """Limits of `lora.manifest.read_manifest`.
 
+    `max_override_bytes` is for whole modules and trained tokens together; None: as they come.
     `max_pattern_chars` is for one key of rank_pattern, alpha_pattern or layers_pattern and for one
     name in a list; `max_regex_chars` for a regex in target_modules or exclude_modules (the ones
     that trainers generate run to 280 characters). `max_scale` bounds |alpha / r|.
@@ -27,6 +28,7 @@ class ManifestLimits:
     max_pattern_chars: int = 256
     max_regex_chars: int = 512
     max_scale: float = 1e4
+    max_override_bytes: int | None = None
 
 
 DEFAULT_LIMITS = ManifestLimits()

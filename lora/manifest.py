@@ -9,26 +9,31 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lora.base_check import check_base
 from lora.base_spec import MODULES, BaseSpec
 from lora.findings import Finding, Findings, ManifestError
 from lora.limits import DEFAULT_LIMITS, ManifestLimits
+from lora.overrides import BaseCopy, Override, read_overrides, shown
 from lora.peft_config import PeftConfig, read_config
 from lora.safetensors_header import TensorSpan, read_header
+from lora.sites import EMBED, HEAD, NO_LAYER, ModuleKey
 from lora.store import CONFIG_FILE, WEIGHTS_FILE
-from lora.targets import ModuleKey, Targets, read_targets
+from lora.targets import Targets, read_targets
+from lora.tensor_names import NameKind
 from lora.tensor_plan import TensorPair, TensorPlan, plan_tensors
 
 __all__ = [
     "DEFAULT_LIMITS",
     "AdapterManifest",
+    "BaseCopy",
     "Finding",
     "LoraModule",
     "ManifestError",
     "ManifestLimits",
+    "Override",
     "TensorSpan",
     "read_manifest",
 ]
@@ -36,7 +41,11 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class LoraModule:
-    """One adapted linear module: `y += scale * B (A x)`. `a` is [rank, in], `b` [out, rank]."""
+    """One adapted module: `y += scale * B (A x)`. `a` is [rank, in], `b` [out, rank].
+
+    `layer` is -1 for `embed_tokens` (whose x is one-hot) and `lm_head`. `magnitude` [out] is
+    DoRA's; `bias` [out] is added within B, so scaled with it.
+    """
 
     layer: int
     module: str
@@ -44,17 +53,36 @@ class LoraModule:
     scale: float
     a: TensorSpan
     b: TensorSpan
+    magnitude: TensorSpan | None = None
+    bias: TensorSpan | None = None
+
+    @property
+    def spans(self) -> tuple[TensorSpan, ...]:
+        optional = (self.magnitude, self.bias)
+        return (self.a, self.b, *(span for span in optional if span is not None))
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterManifest:
-    """A whole adapter; `modules` are sorted by (layer, canonical module order), none twice."""
+    """A whole adapter; `modules` are sorted by (layer, canonical module order), none twice.
+
+    `copies` must hold what the base has; they change nothing and are not served.
+    """
 
     modules: tuple[LoraModule, ...]
+    overrides: tuple[Override, ...]
+    copies: tuple[BaseCopy, ...]
     warnings: tuple[Finding, ...]
     base_name: str | None
     num_params: int
     max_rank: int
+
+    @property
+    def spans(self) -> tuple[TensorSpan, ...]:
+        """Every tensor that is served, each once."""
+        spans = [span for module in self.modules for span in module.spans]
+        spans += [override.span for override in self.overrides]
+        return tuple({span.name: span for span in spans}.values())
 
 
 def read_manifest(
@@ -81,6 +109,8 @@ def read_manifest(
     spans = read_header(weights, limits, of_weights)
     plan = None if spans is None else plan_tensors(spans, base, limits, of_weights)
     modules: tuple[LoraModule, ...] = ()
+    overrides: tuple[Override, ...] = ()
+    copies: tuple[BaseCopy, ...] = ()
     # NOTE: targets are matched against the names of the trained model, which the file tells.
     if config is not None:
         prefix = "model." if plan is None else plan.prefix
@@ -88,16 +118,23 @@ def read_manifest(
         if targets is not None and plan is not None:
             _check_targets(targets, plan, of_weights)
             modules = _join(config, targets, plan, limits, of_weights)
+        if plan is not None:
+            overrides, copies = read_overrides(config, plan, base, limits, of_config, of_weights)
+            if not plan.touched and not of_weights.has_errors:
+                of_weights.refuse("adapter_empty", "the file holds no LoRA matrices")
     findings = (*of_config.all(), *of_weights.all())
     if config is None or of_config.has_errors or of_weights.has_errors:
         raise ManifestError(findings)
-    return AdapterManifest(
+    manifest = AdapterManifest(
         modules=modules,
+        overrides=overrides,
+        copies=copies,
         warnings=findings,
         base_name=config.base_name,
-        num_params=sum(each.a.num_elements + each.b.num_elements for each in modules),
+        num_params=0,
         max_rank=max(each.rank for each in modules),
     )
+    return replace(manifest, num_params=sum(span.num_elements for span in manifest.spans))
 
 
 def _check_targets(targets: Targets, plan: TensorPlan, findings: Findings) -> None:
@@ -124,6 +161,8 @@ def _join(
     findings: Findings,
 ) -> tuple[LoraModule, ...]:
     """Give each pair its scale, after checking its rank against the configured one."""
+    magnitudes = _take_vectors(config.use_dora, NameKind.MAGNITUDE, "use_dora", plan, findings)
+    biases = _take_vectors(config.lora_bias, NameKind.LORA_BIAS, "lora_bias", plan, findings)
     modules: list[LoraModule] = []
     for key, pair in sorted(plan.pairs.items(), key=lambda item: _canonical(item[0])):
         if pair.rank != targets.ranks[key]:
@@ -143,10 +182,31 @@ def _join(
                 param=pair.a.name,
                 actual=scale,
             )
-        modules.append(LoraModule(*key, pair.rank, scale, pair.a, pair.b))
+        modules.append(
+            LoraModule(*key, pair.rank, scale, pair.a, pair.b, magnitudes.get(key), biases.get(key))
+        )
     if any(module.scale <= 0 for module in modules):
         findings.warn("scaling_unusual", "alpha is zero or negative", param="lora_alpha")
     return tuple(modules)
+
+
+def _take_vectors(
+    wanted: bool, kind: NameKind, field: str, plan: TensorPlan, findings: Findings
+) -> dict[ModuleKey, TensorSpan]:
+    """One vector for every adapted module, or none at all, as the configuration says."""
+    found = plan.of_kind(kind)
+    expected = plan.touched if wanted else frozenset()
+    findings.refuse_all(
+        "tensor_missing",
+        _shown(expected - found.keys()),
+        f"adapted modules without the vector that {field} saves",
+    )
+    findings.refuse_all(
+        "tensor_unexpected",
+        [span.name for key, span in found.items() if key not in expected],
+        f"vectors that only {field} explains",
+    )
+    return found
 
 
 def _scale(alpha: int | float, pair: TensorPair, use_rslora: bool) -> float:
@@ -154,10 +214,15 @@ def _scale(alpha: int | float, pair: TensorPair, use_rslora: bool) -> float:
     return alpha / math.sqrt(pair.rank) if use_rslora else alpha / pair.rank
 
 
+_ORDER = (EMBED, *MODULES, HEAD)
+
+
 def _canonical(key: ModuleKey) -> tuple[int, int]:
+    """The embedding first, then layer by layer, the head last."""
     layer, module = key
-    return layer, MODULES.index(module)
+    after_all = layer == NO_LAYER and module == HEAD
+    return (1 << 30 if after_all else layer), _ORDER.index(module)
 
 
 def _shown(keys: Collection[ModuleKey]) -> list[str]:
-    return [f"layers.{layer}.{module}" for layer, module in sorted(keys, key=_canonical)]
+    return [shown(key) for key in sorted(keys, key=_canonical)]

@@ -12,11 +12,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from lora.config_fields import CHECKS, NO_BEARING, is_empty, shown
+from lora.config_fields import CHECKS, NO_BEARING
+from lora.config_values import is_empty, is_list_of, shown
 from lora.container import is_lfs_pointer
 from lora.findings import Findings, clean
 from lora.limits import ManifestLimits
 from lora.strict_json import DuplicateKeyError, StrictJsonError, read_json
+from lora.whole_modules import WholeModules, read_whole_modules
 
 # What PEFT assumes where the file is silent.
 DEFAULT_RANK = 8
@@ -26,7 +28,7 @@ ALL_LINEAR = "all-linear"
 
 Fields = Mapping[str, object]
 
-# The fields that `_is_lora` and `_Reader` take.
+# The fields that `_is_lora`, `_Reader` and `read_whole_modules` take.
 _READ = frozenset(
     {
         "peft_type",
@@ -41,6 +43,11 @@ _READ = frozenset(
         "layers_to_transform",
         "layers_pattern",
         "bias",
+        "use_dora",
+        "lora_bias",
+        "modules_to_save",
+        "trainable_token_indices",
+        "ensure_weight_tying",
     }
 )
 
@@ -64,6 +71,9 @@ class PeftConfig:
     layers_to_transform: tuple[int, ...] | None
     layers_pattern: tuple[str, ...]
     bias: str
+    use_dora: bool
+    lora_bias: bool
+    whole: WholeModules
 
 
 def read_config(data: bytes, limits: ManifestLimits, findings: Findings) -> PeftConfig | None:
@@ -142,6 +152,11 @@ class _Reader:
             self._malformed("layers_to_transform", "cannot go with a regex in target_modules")
         if layers_pattern and layers_to_transform is None:
             self._malformed("layers_pattern", "needs layers_to_transform")
+        use_dora, lora_bias = self._flag("use_dora"), self._flag("lora_bias")
+        if use_dora and lora_bias:
+            self._findings.refuse(
+                "variant_unsupported", "PEFT has no DoRA with lora_bias", param="lora_bias"
+            )
         return PeftConfig(
             base_name=self._base_name(),
             r=self._rank("r", self._fields.get("r", DEFAULT_RANK)),
@@ -160,6 +175,9 @@ class _Reader:
             layers_to_transform=layers_to_transform,
             layers_pattern=layers_pattern,
             bias=self._bias(),
+            use_dora=use_dora,
+            lora_bias=lora_bias,
+            whole=read_whole_modules(self._fields, self._limits, self._findings),
         )
 
     def _base_name(self) -> str | None:
@@ -238,10 +256,9 @@ class _Reader:
         return names or None
 
     def _names(self, name: str, value: object) -> tuple[str, ...]:
-        if not _is_list_of(value, str):
+        if not is_list_of(value, str):
             self._malformed(name, "is neither a list of strings nor a string")
             return ()
-        assert isinstance(value, list)
         limit = self._limits.max_pattern_chars
         for entry in value:
             if len(entry) > limit:
@@ -255,7 +272,7 @@ class _Reader:
         if is_empty(value):
             return None
         layers = value if isinstance(value, list) else [value]
-        if not _is_list_of(layers, int):
+        if not is_list_of(layers, int):
             self._malformed("layers_to_transform", "is not an integer or a list of integers")
             return None
         return tuple(layers)
@@ -274,7 +291,3 @@ class _Reader:
 
     def _malformed(self, name: str, what: str) -> None:
         self._findings.refuse("config_schema_invalid", f"{name} {what}", param=name)
-
-
-def _is_list_of(value: object, kind: type) -> bool:
-    return isinstance(value, list) and all(type(entry) is kind for entry in value)

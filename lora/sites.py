@@ -9,6 +9,13 @@ from dataclasses import dataclass
 
 from lora.base_spec import BaseSpec
 
+ModuleKey = tuple[int, str]
+"""(layer, module of the layer), or (NO_LAYER, one of `EMBED`, `HEAD`, `FINAL_NORM`)."""
+
+NO_LAYER = -1
+EMBED, HEAD, FINAL_NORM = "embed_tokens", "lm_head", "norm"
+LAYER_NORMS = ("input_layernorm", "post_attention_layernorm")
+
 
 @dataclass(frozen=True, slots=True)
 class Site:
@@ -36,8 +43,14 @@ GATE_UP = Site("mlp.gate_up_proj", ("mlp.gate_proj", "mlp.up_proj"))
 DOWN = Site("mlp.down_proj", ("mlp.down_proj",))
 SITES = (QKV, OUT, GATE_UP, DOWN)
 
-EMBED_TOKENS = (-1, "embed_tokens")
+EMBED_TOKENS = (NO_LAYER, EMBED)
 """Site key of the input embedding, which belongs to no layer."""
 
-LM_HEAD = (-1, "lm_head")
+LM_HEAD = (NO_LAYER, HEAD)
 """Site key of the language model head."""
+
+NORM = (NO_LAYER, FINAL_NORM)
+"""Site key of the norm before the head; a layer's own are (layer, one of `LAYER_NORMS`)."""
+
+SAMPLING_SITES = frozenset({LM_HEAD, NORM})
+"""Sites that see only the rows whose logits are wanted."""

@@ -9,7 +9,7 @@ Source: PEFT's check_target_module_exists and get_pattern_key.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -18,13 +18,12 @@ from lora.findings import Findings
 from lora.limits import ManifestLimits
 from lora.patterns import Pattern, PatternError, check_pattern, compile_pattern
 from lora.peft_config import ALL_LINEAR, PeftConfig
+from lora.sites import EMBED_TOKENS, LM_HEAD, NO_LAYER, ModuleKey
 
-ModuleKey = tuple[int, str]
 Value = TypeVar("Value", int, int | float)
 
-# Modules of the base that PEFT could adapt, or that a list may name, and that are not served.
+# Modules that a list or a regex may name, and that PEFT cannot adapt.
 _UNSERVED_IN_BODY = (
-    "embed_tokens",
     "norm",
     "layers.0.input_layernorm",
     "layers.0.post_attention_layernorm",
@@ -53,12 +52,24 @@ def read_targets(
         for layer in range(base.num_layers)
         for module in base.linear_modules()
     }
-    unserved = ("lm_head", *(f"{prefix}{name}" for name in _UNSERVED_IN_BODY))
+    paths |= {f"{prefix}embed_tokens": EMBED_TOKENS, "lm_head": LM_HEAD}
+    unserved = tuple(f"{prefix}{name}" for name in _UNSERVED_IN_BODY)
     reader = _TargetReader(config, paths, unserved, limits, findings)
-    configured = reader.configured()
+    configured = _tied(config, base, reader.configured())
     ranks = reader.values("rank_pattern", config.rank_pattern, config.r)
     alphas = reader.values("alpha_pattern", config.alpha_pattern, config.lora_alpha)
     return None if findings.has_errors else Targets(configured, ranks, alphas)
+
+
+def _tied(
+    config: PeftConfig, base: BaseSpec, configured: frozenset[ModuleKey] | None
+) -> frozenset[ModuleKey] | None:
+    """With `ensure_weight_tying` PEFT adapts the head of a tied base where it adapts the embedding,
+    and the reverse."""
+    pair = {EMBED_TOKENS, LM_HEAD}
+    if configured is None or not (config.whole.keeps_tied and base.tie_word_embeddings):
+        return configured
+    return configured | pair if configured & pair else configured
 
 
 class _TargetReader:
@@ -86,7 +97,8 @@ class _TargetReader:
             chosen = self._chosen_by_string(target_modules)
         else:
             chosen = self._in_layers(self._chosen_by_list(target_modules))
-        configured = frozenset(self._paths[path] for path in chosen - excluded)
+        chosen -= excluded | self._saved_whole()
+        configured = frozenset(self._paths[path] for path in chosen)
         if not configured and not self._findings.has_errors:
             self._findings.refuse(
                 "target_unknown", "the configuration targets nothing", param="target_modules"
@@ -115,9 +127,14 @@ class _TargetReader:
             return self._matching(exclude, "exclude_modules", self._paths)
         return _named(self._paths, exclude)
 
+    def _saved_whole(self) -> set[str]:
+        """What `modules_to_save` names, which PEFT then does not adapt."""
+        names = {tuple(name.split(".")) for name in self._config.whole.modules_to_save}
+        return {path for path in self._paths if any(map(_contains(path), names))}
+
     def _chosen_by_string(self, target_modules: str) -> set[str]:
         if target_modules.lower() == ALL_LINEAR:
-            return set(self._paths)
+            return {path for path, (layer, _) in self._paths.items() if layer != NO_LAYER}
         names = [*self._paths, *self._unserved]
         matching = self._matching(target_modules, "target_modules", names)
         self._refuse_unserved(sorted(matching.intersection(self._unserved)))
@@ -131,7 +148,7 @@ class _TargetReader:
         self._findings.refuse_all(
             "target_unknown",
             [name for name in missing if name not in unserved],
-            "targets that name no linear module of the base",
+            "targets that name no module of the base that can be adapted",
         )
         return _named(self._paths, target_modules)
 
@@ -155,7 +172,9 @@ class _TargetReader:
         return {
             path
             for path in paths
-            if _layer_number(path, [each for each in patterns if each]) in layers
+            # NOTE: PEFT does not look at the layer of a module that is named by its whole path.
+            if path in (self._config.target_modules or ())
+            or _layer_number(path, [each for each in patterns if each]) in layers
         }
 
     def _matching(self, regex: str, param: str, names: Iterable[str]) -> set[str]:
@@ -190,6 +209,17 @@ def _named(paths: Iterable[str], names: Iterable[str]) -> set[str]:
 def _suffixes(path: str) -> list[str]:
     segments = path.split(".")
     return [".".join(segments[position:]) for position in range(len(segments))]
+
+
+def _contains(path: str) -> Callable[[tuple[str, ...]], bool]:
+    """Whether consecutive segments of `path` are those of a name."""
+    segments = path.split(".")
+
+    def contains(name: tuple[str, ...]) -> bool:
+        size = len(name)
+        return any(tuple(segments[i : i + size]) == name for i in range(len(segments) - size + 1))
+
+    return contains
 
 
 def _layer_number(path: str, patterns: Iterable[Pattern]) -> int | None:

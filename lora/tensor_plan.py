@@ -1,26 +1,36 @@
 """The tensors of a file as pairs (A, B) on modules of the base: the truth of what is adapted.
 
-Knows nothing of the configuration. Invariant: every tensor of the file is either one side of
-exactly one pair, with shapes that fit the base, or reported. All names carry one and the same
-wrapper, so that a file that fits only in part is refused as a whole.
+Knows nothing of the configuration. Invariant: every tensor of the file is either at exactly one
+place of the base, with a shape that fits there, or reported.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from lora.base_spec import BaseSpec
 from lora.findings import Findings
 from lora.limits import ManifestLimits
+from lora.module_path import EMBEDDINGS
 from lora.safetensors_header import TensorSpan
-from lora.targets import ModuleKey
-from lora.tensor_names import EMBEDDINGS, NameKind, Side, TensorName, parse_name
+from lora.sites import EMBED_TOKENS, LM_HEAD, NO_LAYER, ModuleKey
+from lora.tensor_names import NameKind, parse_name
+from lora.tensor_places import Named, Places, place_tensors
 
 DTYPES = frozenset({"F32", "F16", "BF16"})
 
-Named = tuple[TensorSpan, TensorName]
+_PAIRED = frozenset({NameKind.LORA_A, NameKind.LORA_B})
+_SERVED = _PAIRED | {
+    NameKind.LORA_BIAS,
+    NameKind.MAGNITUDE,
+    NameKind.BIAS,
+    NameKind.ADAPTED_BIAS,
+    NameKind.TOKENS,
+    NameKind.WHOLE,
+    NameKind.BASE_COPY,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +55,11 @@ class TensorPlan:
     prefix: str
     touched: frozenset[ModuleKey]
     pairs: Mapping[ModuleKey, TensorPair]
+    places: Places
+
+    def of_kind(self, kind: NameKind) -> dict[ModuleKey, TensorSpan]:
+        """The tensors of one kind, in no order."""
+        return {key: tensors[kind] for key, tensors in self.places.items() if kind in tensors}
 
 
 def plan_tensors(
@@ -55,17 +70,21 @@ def plan_tensors(
     for span in spans:
         name = parse_name(span.name)
         by_kind[name.kind].append((span, name))
+    served = [named for kind in sorted(_SERVED) for named in by_kind.get(kind, [])]
     if not _refuse_other_formats(by_kind, findings):
         _refuse_values([span for named in by_kind.values() for span, _ in named], findings)
-        _refuse_extras(by_kind, base, findings)
-    lora = by_kind[NameKind.LORA]
-    wrapped = _refuse_mixed_wrappers(lora, findings)
-    sides = _place(wrapped, base, findings)
-    _warn_remapped([name for _, name in wrapped], findings)
+        _refuse_extras(by_kind, findings)
+        if by_kind.get(NameKind.BASE_WEIGHT):
+            served = [named for named in served if named[1].kind is not NameKind.WHOLE]
+    else:
+        served = [named for named in served if named[1].kind in _PAIRED]
+    prefix, places = place_tensors(served, base, findings)
+    fitting = _refuse_misshapen(places, base, findings)
     return TensorPlan(
-        prefix=next((name.module.prefix or "" for _, name in wrapped), "model."),
-        touched=frozenset(sides),
-        pairs=_pair(sides, base, limits, findings),
+        prefix=prefix,
+        touched=frozenset(key for key, tensors in places.items() if _PAIRED & tensors.keys()),
+        pairs=_pair(places, fitting, limits, findings),
+        places=fitting,
     )
 
 
@@ -78,16 +97,12 @@ def _refuse_other_formats(by_kind: Mapping[NameKind, list[Named]], findings: Fin
         if found := _names(by_kind.get(kind, [])):
             findings.refuse_all(code, found, what)
             return True
-    if by_kind.get(NameKind.BASE_WEIGHT) and not _looks_like_adapter(by_kind):
+    marks = _SERVED - {NameKind.WHOLE, NameKind.BIAS} | {NameKind.VARIANT}
+    if by_kind.get(NameKind.BASE_WEIGHT) and not any(by_kind.get(kind) for kind in marks):
         found = _names(by_kind[NameKind.BASE_WEIGHT])
         findings.refuse_all("full_model_not_adapter", found, "weights of a whole model")
         return True
     return False
-
-
-def _looks_like_adapter(by_kind: Mapping[NameKind, list[Named]]) -> bool:
-    marks = (NameKind.LORA, NameKind.VARIANT, NameKind.EMBEDDING_LORA, NameKind.TOKENS)
-    return any(by_kind.get(kind) for kind in marks)
 
 
 def _refuse_values(spans: list[TensorSpan], findings: Findings) -> None:
@@ -106,157 +121,99 @@ def _refuse_values(spans: list[TensorSpan], findings: Findings) -> None:
 _EXTRAS = (
     (NameKind.INVALID, "tensor_name_invalid", "names that are too long or hold odd characters"),
     (NameKind.VARIANT, "variant_unsupported", "tensors of a LoRA variant that is not served"),
-    (NameKind.BIAS, "bias_unsupported", "trained biases"),
-    (NameKind.TOKENS, "trainable_tokens_unsupported", "trained token embeddings"),
-    (NameKind.EMBEDDING_LORA, "target_unsupported", "LoRA on embeddings"),
+    (NameKind.SAVED_MODULE, "modules_to_save_unsupported", "whole modules that are not served"),
     (NameKind.OTHER, "tensor_unexpected", "tensors that belong to no LoRA matrix"),
 )
 
 
-def _refuse_extras(
-    by_kind: Mapping[NameKind, list[Named]], base: BaseSpec, findings: Findings
-) -> None:
+def _refuse_extras(by_kind: Mapping[NameKind, list[Named]], findings: Findings) -> None:
     for kind, code, what in _EXTRAS:
         findings.refuse_all(code, _names(by_kind.get(kind, [])), what)
-    whole = by_kind.get(NameKind.BASE_WEIGHT, [])
-    embeddings = by_kind.get(NameKind.EMBEDDING, [])
-    saved = by_kind.get(NameKind.SAVED_MODULE, [])
-    if whole:
+    if whole := by_kind.get(NameKind.BASE_WEIGHT):
         # A base model's own weights lie beside the adapter: nothing says that they were trained.
-        findings.refuse_all(
-            "tensor_unexpected", _names([*whole, *embeddings, *saved]), "weights of the base"
-        )
-        return
-    copies = [named for named in embeddings if named[0].shape[:1] == (base.vocab_size,)]
-    resized = [named for named in embeddings if named[0].shape[:1] != (base.vocab_size,)]
-    findings.refuse_all(
-        "vocab_resized_unsupported",
-        _names(resized),
-        f"embeddings whose rows are not the base's {base.vocab_size}",
-    )
-    findings.refuse_all(
-        "modules_to_save_unsupported", _names([*copies, *saved]), "whole modules in the file"
-    )
+        beside = by_kind.get(NameKind.WHOLE, [])
+        findings.refuse_all("tensor_unexpected", _names([*whole, *beside]), "weights of the base")
 
 
-def _refuse_mixed_wrappers(lora: list[Named], findings: Findings) -> list[Named]:
-    """Keep the tensors under the commonest wrapper and adapter name; report the others."""
-    adapters = Counter(name.adapter for _, name in lora)
-    if len(adapters) > 1:
-        shown = sorted(adapter or "(none)" for adapter in adapters)
-        findings.refuse_all("multiple_adapters", shown, "adapters in one file")
-    wrappers = Counter(_wrapper(name) for _, name in lora if name.module.has_known_prefix)
-    if not wrappers:
-        return lora
-    commonest = wrappers.most_common(1)[0][0]
-    kept: list[Named] = []
-    stray: list[Named] = []
-    for named in lora:
-        name = named[1]
-        is_stray = name.module.has_known_prefix and _wrapper(name) != commonest
-        (stray if is_stray else kept).append(named)
-    findings.refuse_all(
-        "tensor_unexpected", _names(stray), "names under another prefix than the file's others"
-    )
-    return kept
+def _refuse_misshapen(places: Places, base: BaseSpec, findings: Findings) -> Places:
+    """What has the shape that the base asks for."""
+    fitting: dict[ModuleKey, dict[NameKind, TensorSpan]] = {}
+    for key, tensors in places.items():
+        expected = _shapes(key, base)
+        fitting[key] = {
+            kind: span
+            for kind, span in tensors.items()
+            if _fits(key, span, expected[kind], base, findings)
+        }
+    return fitting
 
 
-def _wrapper(name: TensorName) -> tuple[str, str | None]:
-    return name.head, name.module.prefix
-
-
-def _place(
-    lora: list[Named], base: BaseSpec, findings: Findings
-) -> dict[ModuleKey, dict[Side, TensorSpan]]:
-    """Each LoRA tensor's module in the base; those that have none are reported."""
+def _shapes(key: ModuleKey, base: BaseSpec) -> dict[NameKind, tuple[int | str, ...]]:
+    """The shape of each kind of tensor at a module; a text where any size will do."""
     modules = base.linear_modules()
-    leaves = {module.rpartition(".")[2] for module in modules}
-    sides: dict[ModuleKey, dict[Side, TensorSpan]] = defaultdict(dict)
-    refused: dict[str, list[str]] = defaultdict(list)
-    for span, name in lora:
-        code = _misplacement(name, base, modules, leaves)
-        if code is not None:
-            refused[code].append(span.name)
-            continue
-        assert name.module.layer is not None
-        sides_of_module = sides[name.module.layer, name.module.module]
-        if name.side in sides_of_module:
-            refused["tensor_duplicate"].append(span.name)
-        sides_of_module.setdefault(name.side, span)
-    for code, names in refused.items():
-        findings.refuse_all(code, names, _MISPLACED[code])
-    return sides
+    if key == EMBED_TOKENS:
+        num_in, num_out = base.vocab_size, base.hidden_size
+    elif key == LM_HEAD:
+        num_in, num_out = base.hidden_size, base.vocab_size
+    else:
+        num_in, num_out = modules.get(key[1], (base.hidden_size, base.hidden_size))
+    whole = (base.vocab_size, base.hidden_size) if key[1] in EMBEDDINGS else (base.hidden_size,)
+    shapes: dict[NameKind, tuple[int | str, ...]] = {
+        NameKind.LORA_A: ("rank", num_in),
+        NameKind.LORA_B: (num_out, "rank"),
+        NameKind.TOKENS: ("tokens", base.hidden_size),
+        NameKind.WHOLE: whole,
+        NameKind.BASE_COPY: whole,
+    }
+    vectors = (NameKind.LORA_BIAS, NameKind.MAGNITUDE, NameKind.BIAS, NameKind.ADAPTED_BIAS)
+    return shapes | dict.fromkeys(vectors, (num_out,))
 
 
-_MISPLACED = {
-    "target_unsupported": "LoRA on embed_tokens or lm_head",
-    "target_unknown": "LoRA on modules that the base does not have",
-    "tensor_unexpected": "names that map to no module of the base",
-    "layer_out_of_range": "layers that the base does not have",
-    "tensor_duplicate": "tensors that stand for the same matrix as another",
-}
-
-
-def _misplacement(
-    name: TensorName, base: BaseSpec, modules: Iterable[str], leaves: set[str]
-) -> str | None:
-    """The code under which a LoRA tensor has no place in the base, or None."""
-    module = name.module
-    if module.leaf in EMBEDDINGS:
-        return "target_unsupported"
-    if module.is_of_another_tower or module.leaf not in leaves:
-        return "target_unknown"
-    if not module.has_known_prefix:
-        return "tensor_unexpected"
-    if module.layer is None or module.layer >= base.num_layers:
-        return "layer_out_of_range"
-    return None if module.module in modules else "target_unknown"
-
-
-def _warn_remapped(names: list[TensorName], findings: Findings) -> None:
-    if names and not all(name.is_canonical for name in names):
-        findings.warn(
-            "keys_remapped",
-            "tensor names carry a wrapper's prefix or an adapter's name, which was taken off",
-        )
+def _fits(
+    key: ModuleKey,
+    span: TensorSpan,
+    expected: tuple[int | str, ...],
+    base: BaseSpec,
+    findings: Findings,
+) -> bool:
+    same_dims = len(span.shape) == len(expected)
+    wrong = [
+        want
+        for want, size in zip(expected, span.shape, strict=False)
+        if isinstance(want, int) and want != size
+    ]
+    if same_dims and not wrong:
+        return True
+    is_resized = same_dims and key[0] == NO_LAYER and wrong == [base.vocab_size]
+    findings.refuse(
+        "vocab_resized_unsupported" if is_resized else "shape_mismatch",
+        f"rows that are not the base's {base.vocab_size}"
+        if is_resized
+        else "the shape does not fit the base",
+        param=span.name,
+        expected=f"[{', '.join(map(str, expected))}]",
+        actual=list(span.shape),
+    )
+    return False
 
 
 def _pair(
-    sides: Mapping[ModuleKey, Mapping[Side, TensorSpan]],
-    base: BaseSpec,
-    limits: ManifestLimits,
-    findings: Findings,
+    places: Places, fitting: Places, limits: ManifestLimits, findings: Findings
 ) -> dict[ModuleKey, TensorPair]:
-    modules = base.linear_modules()
-    alone = [span.name for spans in sides.values() if len(spans) == 1 for span in spans.values()]
+    alone = [
+        span.name
+        for tensors in places.values()
+        if len(_PAIRED & tensors.keys()) == 1
+        for kind, span in tensors.items()
+        if kind in _PAIRED
+    ]
     findings.refuse_all("tensor_pair_incomplete", alone, "one side of a pair is missing")
     pairs: dict[ModuleKey, TensorPair] = {}
-    for key, spans in sides.items():
-        in_features, out_features = modules[key[1]]
-        fits = [
-            _fits(span, 1, in_features, f"[rank, {in_features}]", findings)
-            if side == "A"
-            else _fits(span, 0, out_features, f"[{out_features}, rank]", findings)
-            for side, span in spans.items()
-        ]
-        if len(spans) == 2 and all(fits):
-            pairs[key] = TensorPair(spans["A"], spans["B"])
+    for key, tensors in fitting.items():
+        if tensors.keys() >= _PAIRED:
+            pairs[key] = TensorPair(tensors[NameKind.LORA_A], tensors[NameKind.LORA_B])
             _check_rank(pairs[key], limits, findings)
     return pairs
-
-
-def _fits(span: TensorSpan, axis: int, features: int, expected: str, findings: Findings) -> bool:
-    """Whether the tensor is a matrix with the base's `features` on `axis`; reports it if not."""
-    fits = len(span.shape) == 2 and span.shape[axis] == features
-    if not fits:
-        findings.refuse(
-            "shape_mismatch",
-            "the shape does not fit the base",
-            param=span.name,
-            expected=expected,
-            actual=list(span.shape),
-        )
-    return fits
 
 
 def _check_rank(pair: TensorPair, limits: ManifestLimits, findings: Findings) -> None:

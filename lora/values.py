@@ -36,15 +36,21 @@ def check_values(weights: Path, manifest: AdapterManifest) -> list[Finding]:
     """
     findings = Findings(WEIGHTS_FILE)
     data = np.memmap(weights, dtype=np.uint8, mode="r")
-    changes_something = False
-    for module in manifest.modules:
-        for span in (module.a, module.b):
-            is_finite, is_zero = _scan(data, span)
-            if not is_finite:
-                findings.refuse("tensor_nonfinite", "holds NaN or infinity", param=span.name)
-            if span is module.b and not is_zero and module.scale != 0:
-                changes_something = True
-    if not changes_something:
+    is_zero: dict[str, bool] = {}
+    for span in manifest.spans:
+        is_finite, is_zero[span.name] = _scan(data, span)
+        if not is_finite:
+            findings.refuse("tensor_nonfinite", "holds NaN or infinity", param=span.name)
+    # NOTE: what stands for the base's own tensors is taken to differ from them.
+    changes = [*manifest.overrides, *(each for each in manifest.modules if each.magnitude)]
+    deltas = [
+        span
+        for module in manifest.modules
+        if module.scale != 0
+        for span in (module.b, module.bias)
+        if span is not None
+    ]
+    if not changes and all(is_zero[span.name] for span in deltas):
         findings.warn("no_effect", "every lora_B, or its scale, is zero: nothing was trained")
     return list(findings.all())
 

@@ -1,6 +1,6 @@
 """The decoder that every Llama-family base is: plain objects over packed weights.
 
-Knows nothing of LoRA (its linears can be wrapped), of requests, or of how pages are shared.
+Knows nothing of LoRA (its parts can be wrapped), of requests, or of how pages are shared.
 `forward` takes a batch of tokens of many sequences and returns logits for the rows that sample.
 """
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from engine.forward_batch import ForwardBatch
 from engine.kv_cache import KVCache
 from kernels.interface import KernelBackend
-from lora.layer import Linear
+from lora.layer import Embedding, Linear, Norm
 
 
 class PackedLinear:
@@ -23,21 +23,46 @@ class PackedLinear:
 
     def __init__(self, weight: Tensor, bias: Tensor | None, ops: KernelBackend) -> None:
         self._weight = ops.pack_linear(weight)
-        self._bias = bias
+        self.bias = bias
         self._ops = ops
 
     def __call__(self, x: Tensor, batch: Any) -> Tensor:
-        return self._ops.linear(x, self._weight, self._bias)
+        return self._ops.linear(x, self._weight, self.bias)
+
+
+class RmsNorm:
+    """A norm of the base, `weight` [H]."""
+
+    def __init__(self, weight: Tensor, eps: float, ops: KernelBackend) -> None:
+        self._weight = weight
+        self._eps = eps
+        self._ops = ops
+
+    def __call__(self, x: Tensor, batch: Any) -> Tensor:
+        return self._ops.rms_norm(x, self._weight, self._eps)
+
+    def add(self, x: Tensor, residual: Tensor, batch: Any) -> Tensor:
+        return self._ops.add_rms_norm(x, residual, self._weight, self._eps)
+
+
+class TokenEmbedding:
+    """The base's embedding, `weight` [V, H]."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self._weight = weight
+
+    def __call__(self, input_ids: Tensor, batch: Any) -> Tensor:
+        return self._weight.index_select(0, input_ids)
 
 
 @dataclass(slots=True)
 class DecoderLayer:
-    """One layer's norms and its four linear sites; the sites may be replaced by wrappers."""
+    """One layer's norms and its four linear sites; all may be replaced by wrappers."""
 
-    input_norm: Tensor
+    input_norm: Norm
     qkv_proj: Linear
     o_proj: Linear
-    post_attention_norm: Tensor
+    post_attention_norm: Norm
     gate_up_proj: Linear
     down_proj: Linear
 
@@ -50,48 +75,44 @@ class AttentionShape:
 
 
 class Decoder:
-    """embed -> layers -> norm -> lm_head, over paged K and V."""
+    """embed -> layers -> norm -> lm_head, over paged K and V; its parts may be replaced."""
 
     def __init__(
         self,
         *,
-        embedding: Tensor,
+        embedding: Embedding,
         layers: list[DecoderLayer],
-        norm: Tensor,
-        lm_head: PackedLinear,
+        norm: Norm,
+        lm_head: Linear,
         shape: AttentionShape,
-        eps: float,
         cos: Tensor,
         sin: Tensor,
         ops: KernelBackend,
     ) -> None:
         self.layers = layers
-        self._embedding = embedding
-        self._norm = norm
-        self._lm_head = lm_head
+        self.embedding = embedding
+        self.norm = norm
+        self.lm_head = lm_head
         self._shape = shape
-        self._eps = eps
         self._cos = cos
         self._sin = sin
         self._ops = ops
 
     def forward(self, batch: ForwardBatch, kv_cache: KVCache) -> Tensor:
         """Logits [M, V] in float32 for `batch.logits_rows`; writes K and V of all T tokens."""
-        ops, eps = self._ops, self._eps
-        hidden = self._embedding.index_select(0, batch.input_ids)
+        hidden = self.embedding(batch.input_ids, batch)
         cos, sin = self._cos[batch.positions], self._sin[batch.positions]
-        normed = ops.rms_norm(hidden, self.layers[0].input_norm, eps)
+        normed = self.layers[0].input_norm(hidden, batch)
         for index, layer in enumerate(self.layers):
             update = self._attention(index, layer, normed, cos, sin, batch, kv_cache)
-            normed = ops.add_rms_norm(update, hidden, layer.post_attention_norm, eps)
+            normed = layer.post_attention_norm.add(update, hidden, batch)
             gate_up = layer.gate_up_proj(normed, batch)
-            update = layer.down_proj(ops.silu_and_mul(gate_up), batch)
+            update = layer.down_proj(self._ops.silu_and_mul(gate_up), batch)
             if index + 1 < len(self.layers):
-                following = self.layers[index + 1].input_norm
-                normed = ops.add_rms_norm(update, hidden, following, eps)
+                normed = self.layers[index + 1].input_norm.add(update, hidden, batch)
         update = update.index_select(0, batch.logits_rows)
         hidden = hidden.index_select(0, batch.logits_rows)
-        return self._lm_head(ops.add_rms_norm(update, hidden, self._norm, eps), batch).float()
+        return self.lm_head(self.norm.add(update, hidden, batch), batch).float()
 
     def _attention(
         self,

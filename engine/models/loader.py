@@ -6,7 +6,6 @@ the checkpoint is used or is an error: a base that is served half would be wrong
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -19,8 +18,16 @@ from transformers import AutoConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from engine.models import llama
-from engine.models.decoder import AttentionShape, Decoder, DecoderLayer, PackedLinear
+from engine.models.decoder import (
+    AttentionShape,
+    Decoder,
+    DecoderLayer,
+    PackedLinear,
+    RmsNorm,
+    TokenEmbedding,
+)
 from kernels.interface import KernelBackend
+from lora.base_files import weight_files
 from lora.base_spec import BaseSpec, UnsupportedBaseError
 from lora.sites import DOWN, GATE_UP, OUT, QKV, Site
 
@@ -38,7 +45,7 @@ class Checkpoint:
         self._dtype = dtype
         self._device = device
         self._files = {}
-        for path in _weight_files(folder):
+        for path in weight_files(folder):
             file = stack.enter_context(safe_open(str(path), framework="pt"))
             self._files.update(dict.fromkeys(file.keys(), file))
 
@@ -77,17 +84,17 @@ def load_decoder(
         if tied and llama.LM_HEAD in checkpoint:
             checkpoint.take(llama.LM_HEAD)  # some checkpoints store the tied copy too
         lm_head = embedding if tied else checkpoint.take(llama.LM_HEAD)
-        layers = [_load_layer(checkpoint, index, ops) for index in range(base.num_layers)]
-        norm = checkpoint.take(llama.NORM)
+        eps = config.rms_norm_eps
+        layers = [_load_layer(checkpoint, index, eps, ops) for index in range(base.num_layers)]
+        norm = RmsNorm(checkpoint.take(llama.NORM), eps, ops)
         if unused := checkpoint.left_over():
             raise UnsupportedBaseError(f"tensors that no part of the model uses: {unused[:5]}")
     return Decoder(
-        embedding=embedding,
+        embedding=TokenEmbedding(embedding),
         layers=layers,
         norm=norm,
         lm_head=PackedLinear(lm_head, None, ops),
         shape=AttentionShape(base.num_heads, base.num_kv_heads, base.head_dim),
-        eps=config.rms_norm_eps,
         cos=cos.to(device, dtype),
         sin=sin.to(device, dtype),
         ops=ops,
@@ -115,17 +122,20 @@ def rotary_tables(config: Any, base: BaseSpec) -> tuple[Tensor, Tensor]:
     return angles.cos() * factor, angles.sin() * factor
 
 
-def _load_layer(checkpoint: Checkpoint, index: int, ops: KernelBackend) -> DecoderLayer:
+def _load_layer(checkpoint: Checkpoint, index: int, eps: float, ops: KernelBackend) -> DecoderLayer:
+    def norm(name: str) -> RmsNorm:
+        return RmsNorm(checkpoint.take(name.format(layer=index)), eps, ops)
+
     def site(which: Site) -> PackedLinear:
         weights = list(_module_tensors(checkpoint, index, which, "weight"))
         biases = list(_module_tensors(checkpoint, index, which, "bias"))
         return PackedLinear(torch.cat(weights), torch.cat(biases) if biases else None, ops)
 
     return DecoderLayer(
-        input_norm=checkpoint.take(llama.INPUT_NORM.format(layer=index)),
+        input_norm=norm(llama.INPUT_NORM),
         qkv_proj=site(QKV),
         o_proj=site(OUT),
-        post_attention_norm=checkpoint.take(llama.POST_ATTENTION_NORM.format(layer=index)),
+        post_attention_norm=norm(llama.POST_ATTENTION_NORM),
         gate_up_proj=site(GATE_UP),
         down_proj=site(DOWN),
     )
@@ -135,14 +145,3 @@ def _module_tensors(checkpoint: Checkpoint, layer: int, site: Site, kind: str) -
     names = [llama.MODULE.format(layer=layer, module=name, kind=kind) for name in site.modules]
     if kind == "weight" or any(name in checkpoint for name in names):
         yield from map(checkpoint.take, names)
-
-
-def _weight_files(folder: Path) -> list[Path]:
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        names = set(json.loads(index.read_text())["weight_map"].values())
-        return [folder / Path(name).name for name in sorted(names)]
-    single = folder / "model.safetensors"
-    if not single.is_file():
-        raise UnsupportedBaseError(f"{folder} has no model.safetensors")
-    return [single]

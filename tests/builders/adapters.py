@@ -98,22 +98,30 @@ def lora_tensors(
     head: str = HEAD,
     seed: int = 0,
 ) -> Tensors:
-    """Random A and B for `modules` in `layers` (default: all), named as PEFT names them.
+    """Random A and B for `modules` in `layers` (default: all), named as PEFT names them; those of
+    `lm_head` once.
 
     `rank` may be a mapping from module to rank.
     """
     random = np.random.default_rng(seed)
-    features = base.linear_modules()
+    features = {**base.linear_modules(), "lm_head": (base.hidden_size, base.vocab_size)}
+    modules = list(modules)
+    paths = [
+        (f"{head}layers.{layer}.{module}", module)
+        for layer in (range(base.num_layers) if layers is None else layers)
+        for module in modules
+        if module != "lm_head"
+    ]
+    if "lm_head" in modules:
+        paths.append((f"{head.removesuffix('model.')}lm_head", "lm_head"))
     tensors: Tensors = {}
-    for layer in range(base.num_layers) if layers is None else layers:
-        for module in modules:
-            in_features, out_features = features[module]
-            own_rank = rank if isinstance(rank, int) else rank[module]
-            a = random.standard_normal((own_rank, in_features), dtype=np.float32)
-            b = random.standard_normal((out_features, own_rank), dtype=np.float32)
-            name = f"{head}layers.{layer}.{module}"
-            tensors[f"{name}.lora_A.weight"] = stored(a * 0.1, dtype)
-            tensors[f"{name}.lora_B.weight"] = stored(b * 0.1, dtype)
+    for path, module in paths:
+        in_features, out_features = features[module]
+        own_rank = rank if isinstance(rank, int) else rank[module]
+        a = random.standard_normal((own_rank, in_features), dtype=np.float32)
+        b = random.standard_normal((out_features, own_rank), dtype=np.float32)
+        tensors[f"{path}.lora_A.weight"] = stored(a * 0.1, dtype)
+        tensors[f"{path}.lora_B.weight"] = stored(b * 0.1, dtype)
     return tensors
 
 

@@ -64,7 +64,9 @@ class EngineHarness:
         self.store = LocalAdapterStore(store_folder)
         self.runner = runner(config, self.base, base_folder)
         self.runner.kv_cache.poison()
-        self.loader = loader(seen_through(self.store), self.base, prepare=prepare)
+        self.loader = loader(
+            seen_through(self.store), self.base, self.runner.base_tensors, prepare=prepare
+        )
         self.core = EngineCore(config, self.base, self.runner, self.loader, "engine-under-test")
 
     def publish(self, folder: Path, tenant_id: str = "ten_a") -> AdapterRef:

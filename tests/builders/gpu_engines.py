@@ -37,6 +37,8 @@ class InterpretedHarness(EngineHarness):
             config, self.base, base_folder, device or HostDevice(), max_in_flight=max_in_flight
         )
         self.gpu.kv_cache.poison()
-        self.loader = AdapterLoader(self.store, self.base, prepare=self.gpu.prepare_adapter)
+        self.loader = AdapterLoader(
+            self.store, self.base, self.gpu.base_tensors, prepare=self.gpu.prepare_adapter
+        )
         config = self.gpu.config
         self.core = EngineCore(config, self.base, self.gpu, self.loader, "engine-under-test")

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +54,93 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
+# What PEFT can train beside A and B; each is served exactly on a base that has what it needs.
+FORMS: dict[str, dict[str, Any]] = {
+    "dora": {"r": 4, "target_modules": ["q_proj", "down_proj"], "use_dora": True},
+    "dora_rslora_everywhere": {
+        "r": 6,
+        "lora_alpha": 12,
+        "use_dora": True,
+        "use_rslora": True,
+        "target_modules": [*ATTENTION, "gate_proj", "up_proj", "down_proj"],
+    },
+    "dora_embeddings": {
+        "r": 4,
+        "use_dora": True,
+        "target_modules": ["v_proj", "embed_tokens", "lm_head"],
+    },
+    "lora_bias": {"r": 4, "lora_bias": True, "target_modules": ["q_proj", "v_proj", "up_proj"]},
+    "head": {"r": 5, "target_modules": ["lm_head", "o_proj"]},
+    "embedding": {"r": 5, "target_modules": ["embed_tokens", "k_proj"]},
+    "embedding_and_head": {
+        "r": 3,
+        "use_rslora": True,
+        "target_modules": ["embed_tokens", "lm_head"],
+        "rank_pattern": {"lm_head": 7},
+    },
+    "saved_head_and_embedding": {
+        "r": 4,
+        "target_modules": ["q_proj"],
+        "modules_to_save": ["lm_head", "embed_tokens"],
+    },
+    "saved_embedding": {
+        "r": 4,
+        "target_modules": ["q_proj"],
+        "modules_to_save": ["embed_tokens"],
+    },
+    "saved_head": {"r": 4, "target_modules": ["q_proj"], "modules_to_save": ["lm_head"]},
+    "saved_norms": {
+        "r": 4,
+        "target_modules": ["q_proj"],
+        "modules_to_save": ["norm", "input_layernorm"],
+    },
+    "tokens": {"r": 4, "target_modules": ["q_proj"], "trainable_token_indices": [9, 5, 77]},
+    "tokens_of_both": {
+        "r": 4,
+        "target_modules": ["q_proj"],
+        "trainable_token_indices": {"embed_tokens": [5, 9], "lm_head": [3]},
+    },
+    "dora_saved_norm_and_tokens": {
+        "r": 4,
+        "use_dora": True,
+        "target_modules": ["v_proj", "up_proj"],
+        "modules_to_save": ["model.norm"],
+        "trainable_token_indices": [5, 9],
+    },
+}
+# Those that need a base with biases.
+BIAS_FORMS: dict[str, dict[str, Any]] = {
+    "bias_lora_only": {"r": 4, "bias": "lora_only", "target_modules": ["q_proj", "down_proj"]},
+    "bias_all": {"r": 4, "bias": "all", "target_modules": ["v_proj", "gate_proj"]},
+    "bias_all_and_lora_bias": {
+        "r": 4,
+        "bias": "all",
+        "lora_bias": True,
+        "target_modules": ["q_proj", "k_proj", "o_proj"],
+    },
+    "dora_bias_all": {"r": 4, "bias": "all", "use_dora": True, "target_modules": ["q_proj"]},
+}
+# Those that keep the tie of a tied base.
+TIED_FORMS: dict[str, dict[str, Any]] = {
+    "kept_tie_saved": {
+        "r": 4,
+        "target_modules": ["q_proj"],
+        "modules_to_save": ["embed_tokens"],
+        "ensure_weight_tying": True,
+    },
+    "kept_tie_adapted": {
+        "r": 4,
+        "target_modules": ["embed_tokens"],
+        "ensure_weight_tying": True,
+    },
+    "kept_tie_tokens": {
+        "r": 4,
+        "target_modules": ["q_proj"],
+        "trainable_token_indices": {"embed_tokens": [5, 9], "lm_head": [5, 9]},
+    },
+}
+
+
 def make_tiny_llama(folder: Path, *, seed: int = 1, **changes: Any) -> Path:
     """Save a random Llama: hidden 64, intermediate 96, 3 layers, 4 heads over 2 kv heads."""
     torch.manual_seed(seed)
@@ -86,21 +176,36 @@ def make_adapter(
     spread: float = 0.1,
     **config: Any,
 ) -> Path:
-    """Let PEFT save a LoRA over the model in `base`, with random A and B of `spread`."""
+    """Let PEFT save an adapter over the model in `base`: everything that it trains is random, A and
+    B of `spread`, the rest near where it began."""
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
-    wrapped = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", **config))
+    with _without_advice():
+        wrapped = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", **config))
     with torch.no_grad():
         for name, parameter in wrapped.named_parameters():
-            if ".lora_" in name:
+            if ".lora_magnitude_vector" in name or "layernorm" in name or ".norm." in name:
+                parameter.mul_(torch.empty_like(parameter).uniform_(0.6, 1.5))
+            elif ".lora_" in name:
                 parameter.normal_(0.0, spread)
-    wrapped.save_pretrained(folder)
+            elif parameter.requires_grad:
+                parameter.add_(torch.empty_like(parameter).normal_(0.0, spread))
+    with _without_advice():
+        wrapped.save_pretrained(folder)
     (folder / "README.md").unlink(missing_ok=True)
     weights = folder / "adapter_model.safetensors"
     if file_dtype != torch.float32:
         tensors = {name: value.to(file_dtype) for name, value in load_file(weights).items()}
         save_file(tensors, weights, metadata={"format": "pt"})
     return folder
+
+
+@contextmanager
+def _without_advice() -> Iterator[None]:
+    """PEFT warns of tied embeddings and of biases that cannot be merged; here they are meant."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=UserWarning)
+        yield
 
 
 class Oracle:
@@ -114,7 +219,8 @@ class Oracle:
         if adapter not in self._models:
             model = AutoModelForCausalLM.from_pretrained(self._base, dtype=torch.float32)
             if adapter is not None:
-                model = peft.PeftModel.from_pretrained(model, adapter)
+                with _without_advice():
+                    model = peft.PeftModel.from_pretrained(model, adapter)
             self._models[adapter] = model.eval()
         return self._models[adapter]
 

@@ -48,9 +48,11 @@ class RunningEngine:
         drain_s: float = 8.0,
         step_limit_s: float = 30.0,
         batch_invariant: bool = False,
+        model: Path | None = None,
         **config: int,
     ) -> None:
-        model = make_tiny_llama(folder / "base")
+        """model: another base than a tiny one of random numbers."""
+        model = model or make_tiny_llama(folder / "base")
         base = BaseSpec.from_folder(model)
         settings = EngineConfig(
             pool_bytes=1 << 22,
@@ -59,10 +61,13 @@ class RunningEngine:
             batch_invariant=batch_invariant,
             **config,
         )
-        self._loader = AdapterLoader(
-            LocalAdapterStore(folder / "store"), base, on_completed=lambda: self.loop.wake()
-        )
         self.runner = StallingRunner(settings, base, model)
+        self._loader = AdapterLoader(
+            LocalAdapterStore(folder / "store"),
+            base,
+            self.runner.base_tensors,
+            on_completed=lambda: self.loop.wake(),
+        )
         self.core = EngineCore(settings, base, self.runner, self._loader, engine_id)
         self.has_hung = threading.Event()
         transport = EngineTransport(redis_url, engine_id, secret=QUEUE_SECRET)

@@ -195,7 +195,7 @@ def read_weights(harness: EngineHarness, ref: AdapterRef) -> LoraWeights:
     folder = harness.store.fetch(ref.locator)
     config, weights = folder / CONFIG_FILE, folder / WEIGHTS_FILE
     manifest = read_manifest(config.read_bytes(), weights, harness.base)
-    return load_weights(manifest, weights, harness.base)
+    return load_weights(manifest, weights, harness.base, harness.runner.base_tensors)
 
 
 @pytest.mark.parametrize("fault", ["wrong_scale", "another_adapters_pages"])

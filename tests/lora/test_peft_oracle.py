@@ -63,24 +63,27 @@ ACCEPTED: dict[str, dict[str, Any]] = {
     "rank_512": {"target_modules": ["q_proj", "down_proj"], "r": 512},
 }
 
+FORMS: dict[str, dict[str, Any]] = {
+    "dora": {"target_modules": ["q_proj", "lm_head"], "use_dora": True},
+    "lora_bias": {"target_modules": ["q_proj"], "lora_bias": True},
+    "saved_head": {"target_modules": ["q_proj"], "modules_to_save": ["lm_head", "embed_tokens"]},
+    "saved_norms": {"target_modules": ["q_proj"], "modules_to_save": ["norm"]},
+    "embedding": {"target_modules": ["embed_tokens", "q_proj"]},
+    "head": {"target_modules": ["lm_head", "q_proj"], "layers_to_transform": [1]},
+    "head_by_regex": {"target_modules": r"lm_head|.*\.1\..*q_proj"},
+    "head_saved_and_targeted": {
+        "target_modules": ["lm_head", "q_proj"],
+        "modules_to_save": ["lm_head"],
+    },
+    "tokens": {"target_modules": ["q_proj"], "trainable_token_indices": [5, 9]},
+}
+
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "dora": ({"target_modules": ["q_proj"], "use_dora": True}, "variant_unsupported"),
-    "lora_bias": ({"target_modules": ["q_proj"], "lora_bias": True}, "bias_unsupported"),
     "pissa": ({"target_modules": ["q_proj"], "init_lora_weights": "pissa"}, "init_mutates_base"),
     "olora": ({"target_modules": ["q_proj"], "init_lora_weights": "olora"}, "init_mutates_base"),
-    "saved_head": (
-        {"target_modules": ["q_proj"], "modules_to_save": ["lm_head", "embed_tokens"]},
+    "saved_linear": (
+        {"target_modules": ["q_proj"], "modules_to_save": ["lm_head", "down_proj"]},
         "modules_to_save_unsupported",
-    ),
-    "saved_norms": (
-        {"target_modules": ["q_proj"], "modules_to_save": ["norm"]},
-        "modules_to_save_unsupported",
-    ),
-    "embedding": ({"target_modules": ["embed_tokens", "q_proj"]}, "target_unsupported"),
-    "head": ({"target_modules": ["lm_head", "q_proj"]}, "target_unsupported"),
-    "tokens": (
-        {"target_modules": ["q_proj"], "trainable_token_indices": [5, 9]},
-        "trainable_tokens_unsupported",
     ),
     "replication": (
         {"target_modules": ["q_proj"], "layer_replication": [[0, 2], [1, 3]]},
@@ -140,13 +143,14 @@ def scalings_of(model: Any) -> dict[tuple[int, str], tuple[int, float]]:
     for name, module in model.named_modules():
         if isinstance(module, LoraLayer):
             layer, _, suffix = name.partition("layers.")[2].partition(".")
-            found[int(layer), suffix] = (module.r["default"], module.scaling["default"])
+            key = (int(layer), suffix) if layer else (-1, name.rpartition(".")[2])
+            found[key] = (module.r["default"], module.scaling["default"])
     return found
 
 
-@pytest.mark.parametrize("variant", ACCEPTED)
+@pytest.mark.parametrize("variant", [*ACCEPTED, *FORMS])
 def test_ranks_and_scales_are_pefts(tiny: TinyLlama, tmp_path: Path, variant: str) -> None:
-    model = tiny.save_adapter(tmp_path, **ACCEPTED[variant])
+    model = tiny.save_adapter(tmp_path, **(ACCEPTED | FORMS)[variant])
     manifest = tiny.read(tmp_path)
     found = {(each.layer, each.module): (each.rank, each.scale) for each in manifest.modules}
     assert found == scalings_of(model)
@@ -175,15 +179,14 @@ def test_what_is_not_served_is_refused_by_name(
         tiny.read(tmp_path)
 
 
-@pytest.mark.parametrize("variant", ["dora", "lora_bias", "saved_head", "embedding", "tokens"])
-def test_the_tensors_alone_give_a_variant_away(
+@pytest.mark.parametrize("variant", ["dora", "lora_bias", "saved_norms", "embedding", "tokens"])
+def test_tensors_that_the_configuration_does_not_explain_are_refused(
     tiny: TinyLlama, tmp_path: Path, variant: str
 ) -> None:
-    fields, _ = REFUSED[variant]
-    tiny.save_adapter(tmp_path / "variant", **fields)
+    tiny.save_adapter(tmp_path / "variant", **FORMS[variant])
     tiny.save_adapter(tmp_path / "plain", target_modules=["q_proj"])
     config = (tmp_path / "plain" / CONFIG_FILE).read_bytes()
-    with pytest.raises(ManifestError, match="unsupported"):
+    with pytest.raises(ManifestError, match=r"unsupported|unexpected"):
         read_manifest(config, tmp_path / "variant" / WEIGHTS_FILE, tiny.spec)
 
 

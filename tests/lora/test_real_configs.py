@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 
 from lora.base_spec import MODULES
-from tests.builders.adapters import HEAD, ManifestReader, Tensors, lora_tensors
+from lora.sites import HEAD
+from tests.builders.adapters import HEAD as PREFIX
+from tests.builders.adapters import ManifestReader, Tensors, lora_tensors
 from tests.builders.refusals import refused, warnings_of
 
 ROWS: list[dict[str, Any]] = json.loads(
@@ -27,9 +29,11 @@ def tensors_for(row: dict[str, Any]) -> Tensors:
     targets = config.get("target_modules")
     if isinstance(targets, str):
         targets = ["q_proj", "v_proj", "o_proj"]
-    modules = [each for each in MODULES if each.rpartition(".")[2] in (targets or ["q_proj"])]
+    modules = [
+        each for each in (*MODULES, HEAD) if each.rpartition(".")[2] in (targets or ["q_proj"])
+    ]
     rank = config.get("r", 8)
-    return lora_tensors(modules or ["self_attn.q_proj"], rank=rank, head=row.get("head", HEAD))
+    return lora_tensors(modules or ["self_attn.q_proj"], rank=rank, head=row.get("head", PREFIX))
 
 
 def config_bytes(row: dict[str, Any]) -> bytes:

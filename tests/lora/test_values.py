@@ -106,3 +106,21 @@ def test_a_file_that_was_cut_since_is_an_error(read: ManifestReader) -> None:
     read.weights.write_bytes(read.weights.read_bytes()[:-1])
     with pytest.raises(ValueError, match="beyond the end"):
         check_values(read.weights, manifest)
+
+
+def test_nan_is_found_in_every_form(read: ManifestReader) -> None:
+    forms = {
+        f"{HEAD}norm.weight": (64,),
+        f"{HEAD}embed_tokens.token_adapter.trainable_tokens_delta": (1, 64),
+        **{
+            f"{HEAD}layers.{layer}.self_attn.{module}.lora_magnitude_vector": (width,)
+            for layer in range(3)
+            for module, width in (("q_proj", 64), ("v_proj", 32))
+        },
+    }
+    tensors = lora_tensors() | {name: zeros(shape) for name, shape in forms.items()}
+    changes = {"use_dora": True, "modules_to_save": ["model.norm"], "trainable_token_indices": [5]}
+    assert codes(read, tensors, **changes) == []
+    for name in forms:
+        broken = with_bits(tensors, name, 0x7FC00000, 0)
+        assert codes(read, broken, **changes) == [("tensor_nonfinite", "error")], name

@@ -105,7 +105,9 @@ async def test_wait_answers_when_the_check_is_done_or_the_time_is_up(
 async def test_refusal_lists_every_finding_and_stores_nothing(
     operator: Operator, tiny_base: BaseSpec, settings: Settings
 ) -> None:
-    files = adapter_files(tiny_base) | {CONFIG: adapter_config(use_dora=True, task_type="SEQ_CLS")}
+    files = adapter_files(tiny_base) | {
+        CONFIG: adapter_config(use_qalora=True, task_type="SEQ_CLS")
+    }
     response = await operator.upload("acme", "bot", files)
 
     error = response.json()["error"]
