@@ -29,6 +29,14 @@ class FinishReason(StrEnum):
     HAND_OVER = "hand_over"
 
 
+class ServiceTier(StrEnum):
+    """How soon a request is to be served: `flex` yields to the others, `priority` may go first."""
+
+    PRIORITY = "priority"
+    DEFAULT = "default"
+    FLEX = "flex"
+
+
 class AdapterRef(msgspec.Struct, frozen=True, kw_only=True):
     """An immutable adapter version: who owns it, its digest, and where its bytes are.
 
@@ -74,6 +82,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Engines that died with it in flight; whoever leases it again counts."""
     weight: Annotated[float, msgspec.Meta(gt=0)] = 1.0
     """Of its tenant: with twice the weight goes twice the service."""
+    service_tier: ServiceTier = ServiceTier.DEFAULT
 
 
 class EngineError(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,6 +106,8 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     num_prompt_tokens: int
     num_generated_tokens: int
     num_cached_tokens: int = 0
+    adapter_load_ms: int = 0
+    """How long it waited at this engine until its adapter was there."""
     finish_reason: FinishReason | None = None
     error: EngineError | None = None
 
@@ -106,8 +117,6 @@ class OutputBatch(msgspec.Struct, frozen=True, kw_only=True):
 
     engine_id: str
     outputs: list[TokenOutput]
-    adapter_load_ms: int = 0
-    """How long it waited at this engine until its adapter was there."""
 
 
 class UsageAuthor(StrEnum):
@@ -131,22 +140,22 @@ class UsageRecord(msgspec.Struct, frozen=True, kw_only=True):
     num_prompt_tokens: int
     num_generated_tokens: int
     num_cached_tokens: int = 0
+    num_reasoning_tokens: int = 0
+    """Of the generated ones; who reads the text as reasoning knows it, no engine does."""
     adapter_digest: str | None = None
     finish_reason: str | None = None
     engine_id: str | None = None
     queue_ms: int | None = None
+    adapter_load_ms: int | None = None
 
 
 class Abort(msgspec.Struct, frozen=True, kw_only=True, tag="abort"):
     """The client is gone, or has all it wants: free the request's pages."""
 
-    num_reasoning_tokens: int = 0
-    """Of the generated ones; who reads the text as reasoning knows it, no engine does."""
     request_id: str
     epoch: int
 
 
-    adapter_load_ms: int | None = None
 class Wake(msgspec.Struct, frozen=True, tag="wake"):
     """There is work in the queue for an engine that said it was idle."""
 

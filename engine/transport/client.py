@@ -22,6 +22,7 @@ from engine.transport.connection import open_async_redis, translated_errors
 from engine.transport.errors import MessageDecodeError, QueueUnavailableError
 from engine.transport.failover import Failover, enqueue_args
 from engine.transport.liveness import ApiHeartbeat
+from engine.transport.load import QueueLoad
 from engine.transport.output_stream import OutputStream
 from engine.transport.reports import UsageReporter, record_of_stream, record_of_unsubmitted
 from engine.transport.scripts import read_script
@@ -61,11 +62,12 @@ class QueueClient:
             name: cast(
                 "Callable[..., Awaitable[Any]]", self._redis.register_script(read_script(name))
             )
-            for name in ("enqueue", "requeue", "abort", "inspect", "reap")
+            for name in ("enqueue", "requeue", "abort", "inspect", "load", "reap")
         }
         self._streams: dict[str, OutputStream] = {}
         self._aborts: dict[str, tuple[str, int]] = {}  # request -> where its output came from
         self._has_aborts = asyncio.Event()
+        self._num_submitted = self._num_submitted_at_look = 0
         self._read_ids: list[bytes] = []
         self._enqueues: set[asyncio.Task[Any]] = set()
         self._tasks: list[asyncio.Task[None]] = []
@@ -136,6 +138,16 @@ class QueueClient:
     def num_in_flight(self) -> int:
         return len(self._streams)
 
+    @property
+    def num_queued(self) -> int:
+        """How many requests waited at the last look, and how many were submitted here since."""
+        return self._watch.num_queued + self._num_submitted - self._num_submitted_at_look
+
+    async def load(self, tenant_id: str) -> QueueLoad:
+        """What a new request of this tenant would find there. Raises QueueUnavailableError."""
+        num_queued, num_tenants, num_own, rate = await self._run("load", tenant_id)
+        return QueueLoad(num_queued, num_tenants, num_own, float(rate) if rate else None)
+
     async def live_engines(self) -> frozenset[str]:
         """Ids of the engines with a fresh heartbeat. Raises QueueUnavailableError."""
         await self._watch.look_at_engines()
@@ -160,8 +172,9 @@ class QueueClient:
             request,
             on_end=self._forget,
             now=now,
-            deadline_at=None if queue_timeout_s is None else now + queue_timeout_s,
+            queue_timeout_s=queue_timeout_s,
         )
+        self._num_submitted += 1
         self._streams[request.request_id] = stream
         enqueue = asyncio.create_task(self._enqueue(stream))
         self._enqueues.add(enqueue)
@@ -189,7 +202,9 @@ class QueueClient:
 
     async def _enqueue(self, stream: OutputStream) -> None:
         try:
-            await self._run("enqueue", *enqueue_args(stream.request, self._codec))
+            timeout_s = stream.queue_timeout_s
+            args = enqueue_args(stream.request, self._codec, timeout_s=timeout_s)
+            await self._run("enqueue", *args)
         finally:
             stream.is_enqueued = True
             if stream.is_finished:  # while this was on its way: the abort may have overtaken it
@@ -251,7 +266,9 @@ class QueueClient:
             self._reports.remember(record_of_stream(stream, reason))
 
     async def _look(self) -> None:
+        num_submitted = self._num_submitted
         await self._watch.look()
+        self._num_submitted_at_look = num_submitted
         try:
             async with asyncio.timeout(WATCH_INTERVAL_S):
                 await self._has_adrift.wait()

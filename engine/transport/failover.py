@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import structlog
 
-from engine.messages import EngineRequest
+from engine.messages import EngineRequest, ServiceTier
 from engine.transport import keys
 from engine.transport.codec import Codec
 from engine.transport.output_stream import Adrift, OutputStream
@@ -54,7 +54,7 @@ class Failover:
         stream.hold()
         request = request_to_go_on(stream, why)
         is_forced = why is not Adrift.DIED
-        args = enqueue_args(request, self._codec)
+        args = enqueue_args(request, self._codec, timeout_s=self._timeout_s)
         was = await self._run("requeue", *args, "1" if is_forced else "0")
         now = self._clock()
         if was in (b"alive", b"gone"):  # a late heartbeat; or an end that has not been read yet
@@ -84,8 +84,16 @@ def request_to_go_on(stream: OutputStream, why: Adrift) -> EngineRequest:
     )
 
 
-def enqueue_args(request: EngineRequest, codec: Codec) -> tuple[str | bytes | int, ...]:
-    """The arguments of lua/enqueue.lua, and the first of lua/requeue.lua."""
+def enqueue_args(
+    request: EngineRequest, codec: Codec, *, timeout_s: float | None = None
+) -> tuple[str | bytes | int | float, ...]:
+    """The arguments of lua/enqueue.lua, and the first of lua/requeue.lua.
+
+    timeout_s: how long it may wait there.
+    """
+    tier = request.service_tier
+    if tier is ServiceTier.FLEX and request.epoch > 0:  # it has begun, and somebody reads along
+        tier = ServiceTier.DEFAULT
     return (
         request.request_id,
         request.tenant_id,
@@ -95,4 +103,7 @@ def enqueue_args(request: EngineRequest, codec: Codec) -> tuple[str | bytes | in
         request.sampling.max_tokens,
         keys.adapter_member(request.adapter),
         request.epoch,
+        request.weight,
+        tier.value,
+        "" if timeout_s is None else int(timeout_s * 1000),
     )

@@ -3,13 +3,21 @@
 Knows nothing of what is stored there. Invariant: all keys share one hash tag, so that a script may
 touch any of them; whatever is not O(tenants) has an expiry or is deleted with its request.
 
-    tenants             zset    tenants with a queue, by virtual token counter
-    vtc                 hash    tenant -> virtual token counter (prompt + 2 x generated tokens)
+    tenants             zset    tenants that wait, not only with flex requests, by virtual counter
+    tenants_priority    zset    those of them with a priority request, by the same counter
+    tenants_flex        zset    tenants with a flex request, by the same counter
+    vtc                 hash    tenant -> virtual token counter: prompt + 2 x generated tokens, over
+                                the tenant's weight
+    weights             hash    tenant -> weight, where it is not 1
     level               string  the counter of the tenant served last: where newcomers start
     arrivals            string  counts requests; the order within a tenant
-    queue:<tenant>      zset    request ids by arrival
+    queue:<tenant>      zset    request ids by service tier, then by arrival
+    flex                zset    queued flex requests that still yield, by the time they arrived
+    num_queued          string  requests in all queues
+    service             hash    how many requests a second the engines take, expires
     request:<id>        hash    message, tenant, api, prompt_tokens, max_tokens, adapter, epoch,
-                                arrived_ms, arrival
+                                arrived_ms, arrival, deadline_ms; passed_ms since it was first
+                                passed for affinity; is_expired after its deadline (expires then)
     leases              hash    request id -> epoch:boot:engine; no boot: handed over
     grant:<engine>      hash    what the last lease gave, until the next one
     idle                zset    engines that asked and found nothing, by free tokens
@@ -21,7 +29,9 @@ touch any of them; whatever is not O(tenants) has an expiry or is deleted with i
     api:<api>           string  an API process lives, expires
     usage               stream  what requests used; an entry stays until it is in the ledger
     generation          string  a token that a server which lost its data no longer has
-    admission:<tenant>  zset    requests in flight by the expiry of their reservation
+    places:<subject>    zset    requests in flight by the expiry of their lease; this and what
+                                else admission keeps: `app/admission/lua/counters.lua`
+    revocations         channel a key or a tenant has changed: forget what is known of any
 """
 
 from __future__ import annotations
@@ -32,6 +42,7 @@ PREFIX = "{tenfold}:"
 GENERATION = f"{PREFIX}generation"
 IDLE = f"{PREFIX}idle"
 LEASES = f"{PREFIX}leases"
+REVOCATIONS = f"{PREFIX}revocations"
 USAGE = f"{PREFIX}usage"
 
 
@@ -55,8 +66,12 @@ def resident(engine_id: str) -> str:
     return f"{PREFIX}resident:{engine_id}"
 
 
-def admission(tenant_id: str) -> str:
-    return f"{PREFIX}admission:{tenant_id}"
+def places(subject: str) -> str:
+    return f"{PREFIX}places:{subject}"
+
+
+def refusal(request_id: str) -> str:
+    return f"{PREFIX}refusal:{request_id}"
 
 
 def adapter_member(adapter: AdapterRef | None) -> str:

@@ -48,7 +48,7 @@ class OutputStream:
         *,
         on_end: Callable[[OutputStream, bool], None],
         now: float = 0.0,
-        deadline_at: float | None = None,
+        queue_timeout_s: float | None = None,
         max_buffered_outputs: int = MAX_BUFFERED_OUTPUTS,
     ) -> None:
         """`on_end(stream, must_abort)` is called once, when no more output is wanted."""
@@ -63,7 +63,8 @@ class OutputStream:
         self.ending: str | None = None  # why this process ended it; None where its engine did
         self.num_cached_tokens = 0
         self.last_output_at = now
-        self.deadline_at = deadline_at
+        self.queue_timeout_s = queue_timeout_s
+        self.deadline_at = None if queue_timeout_s is None else now + queue_timeout_s
         self.unknown_since: float | None = None
         self._on_end = on_end
         self._max_buffered_outputs = max_buffered_outputs

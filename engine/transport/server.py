@@ -33,6 +33,7 @@ from engine.transport import keys
 from engine.transport.codec import Codec, decode_control
 from engine.transport.connection import SOCKET_TIMEOUT_S, open_redis, translated_errors
 from engine.transport.errors import MessageDecodeError, QueueUnavailableError
+from engine.transport.lease_rules import LeaseRules
 from engine.transport.orphans import Orphans
 from engine.transport.scripts import read_script
 from engine.transport.usage import UsageMeter
@@ -44,7 +45,6 @@ HEARTBEAT_TTL_S = 1.0
 RESIDENT_TTL_S = 60.0
 OUT_STREAM_TTL_S = 60.0
 MAX_OUT_ENTRIES = 65_536  # per API process: minutes of steps that nobody reads
-MAX_AGE_S = 0.5  # past it, a request that waits for room bars the way for others
 MAX_CONTROL_MESSAGES = 256
 MAX_CONTROL_WAIT_S = SOCKET_TIMEOUT_S / 2
 SERVER_TICK_S = 0.1  # Redis and Valkey, at their default hz of 10
@@ -74,8 +74,11 @@ class EngineTransport:
     simply be called again.
     """
 
-    def __init__(self, redis_url: str, engine_id: str, *, secret: str) -> None:
+    def __init__(
+        self, redis_url: str, engine_id: str, *, secret: str, rules: LeaseRules | None = None
+    ) -> None:
         """secret: of `Codec`."""
+        self._rules = rules or LeaseRules()
         self.engine_id = engine_id
         self._codec = Codec(secret)
         self._boot_id = secrets.token_hex(8)  # a restarted engine does not own its old leases
@@ -111,8 +114,9 @@ class EngineTransport:
             page_tokens,
             n,
             UNKNOWN_CAPACITY if total_pages is None else total_pages,
-            int(MAX_AGE_S * 1000),
+            int(self._rules.max_age_s * 1000),
             int(HEARTBEAT_TTL_S * 1000),
+            *self._rules.as_arguments(),
         )
         # NOTE: counted on only after the reply: the same ask after a lost one gets its leases.
         self._ask += 1

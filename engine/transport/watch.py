@@ -46,6 +46,7 @@ class Watch:
         clock: Callable[[], float],
     ) -> None:
         self.is_connected = False
+        self.num_queued = 0
         self.caught_up_at = clock()  # when the last read began that left nothing unread
         self.live_engines: frozenset[str] = frozenset()
         self._run = run
@@ -64,7 +65,7 @@ class Watch:
         now = self._clock()
         try:
             await self.rescue()
-            await self._inspect(self._silent_since(now - SILENT_AFTER_S), now)
+            await self._inspect(self._silent(now), now)
             if self._has_lost_data:
                 await self._recover(now)
             await self._reap(now)
@@ -86,9 +87,13 @@ class Watch:
         """Bring `live_engines` up to date. Raises QueueUnavailableError."""
         await self._inspect([], self._clock())
 
-    def _silent_since(self, moment: float) -> list[OutputStream]:
-        streams = self._streams.values()
-        return [each for each in streams if each.is_enqueued and each.last_output_at <= moment]
+    def _silent(self, now: float) -> list[OutputStream]:
+        since = now - SILENT_AFTER_S
+        return [
+            each
+            for each in self._streams.values()
+            if each.is_enqueued and (each.last_output_at <= since or _is_overdue(each, now))
+        ]
 
     async def _inspect(self, streams: list[OutputStream], now: float) -> None:
         for start in range(0, max(1, len(streams)), MAX_INSPECTED):
@@ -98,7 +103,7 @@ class Watch:
 
     async def _recover(self, now: float) -> None:
         """Redis lost its data: put back all that it does not know any more."""
-        streams = self._silent_since(now)
+        streams = [each for each in self._streams.values() if each.is_enqueued]
         for start in range(0, len(streams), MAX_INSPECTED):
             batch = streams[start : start + MAX_INSPECTED]
             for stream, state in zip(batch, await self._states(batch, now), strict=True):
@@ -110,7 +115,8 @@ class Watch:
         """One letter each, as lua/inspect.lua says."""
         candidate = secrets.token_hex(8)
         ids = [stream.request_id for stream in streams]
-        generation, live, dead, states = await self._run("inspect", candidate, *ids)
+        found = await self._run("inspect", candidate, *ids)
+        generation, live, dead, states, self.num_queued = found
         self._note_generation(generation, now)
         self._note_engines(live, dead, now)
         return str(states.decode())
@@ -124,7 +130,7 @@ class Watch:
             await self._failover.requeue(stream, Adrift.DIED)
         elif state == "h":
             await self._failover.requeue(stream, Adrift.HANDED_OVER)
-        elif state == "q" and _is_overdue(stream, now):
+        elif state == "x" or (state == "q" and _is_overdue(stream, now)):
             # It may have been leased since: only what was still queued is over.
             was = await self._run("abort", stream.request_id, "1", "", "")
             if was == b"queued":

@@ -25,8 +25,9 @@ class QueueDriver:
             for name in ("enqueue", "requeue", "abort", "inspect", "reap")
         }
 
-    def enqueue(self, request: EngineRequest) -> str:
-        return self._text(self._scripts["enqueue"](args=enqueue_args(request, self._codec)))
+    def enqueue(self, request: EngineRequest, *, timeout_s: float | None = None) -> str:
+        args = enqueue_args(request, self._codec, timeout_s=timeout_s)
+        return self._text(self._scripts["enqueue"](args=args))
 
     def requeue(self, request: EngineRequest, *, is_forced: bool = False) -> str:
         args = (*enqueue_args(request, self._codec), "1" if is_forced else "0")
@@ -40,7 +41,7 @@ class QueueDriver:
         return int(self._scripts["reap"](args=(engine_id, "")))
 
     def states(self, *request_ids: str) -> str:
-        """One letter each: q queued, l leased, d leased to a dead engine, u unknown."""
+        """One letter each: q queued, x expired, l leased, d leased to a dead engine, u unknown."""
         return self._text(self._scripts["inspect"](args=("generation-0", *request_ids))[3])
 
     @staticmethod

@@ -1,8 +1,8 @@
 -- Where are these requests, and which engines live?
 -- ARGV: generation to set where there is none, request *
--- Returns {generation, live engines, dead engines, one letter per request}: q queued, l leased to
--- a live engine, d leased to a dead one, h handed over by one that drains, u unknown (finished, or
--- this server lost its data).
+-- Returns {generation, live engines, dead engines, one letter per request, requests in the queue}.
+-- q queued, x was queued until its deadline passed, l leased to a live engine, d leased to a dead
+-- one, h handed over by one that drains, u unknown (finished, or this server lost its data).
 redis.call('SET', key('generation'), ARGV[1], 'NX')
 local live, dead, states = {}, {}, {}
 for _, engine in ipairs(redis.call('SMEMBERS', key('engines'))) do
@@ -15,7 +15,9 @@ for i = 2, #ARGV do
     local _, boot, engine = parse_lease(lease)
     states[#states + 1] = boot == NOBODY and 'h' or is_alive(engine, boot) and 'l' or 'd'
   else
-    states[#states + 1] = redis.call('EXISTS', key('request', ARGV[i])) == 1 and 'q' or 'u'
+    local body = redis.call('HMGET', key('request', ARGV[i]), 'tenant', 'is_expired')
+    states[#states + 1] = not body[1] and 'u' or body[2] and 'x' or 'q'
   end
 end
-return {redis.call('GET', key('generation')), live, dead, table.concat(states)}
+return {redis.call('GET', key('generation')), live, dead, table.concat(states),
+  tonumber(redis.call('GET', key('num_queued')) or 0)}

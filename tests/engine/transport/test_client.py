@@ -24,7 +24,16 @@ from tests.builders.requests import make_request
 from tests.builders.stub_engine import StubEngine
 from tests.builders.waiting import until
 
-NAMES_LEFT = ("vtc", "level", "arrivals", "generation", "out:api-test", "api:api-test", "usage")
+NAMES_LEFT = (
+    "vtc",
+    "level",
+    "arrivals",
+    "service",
+    "generation",
+    "out:api-test",
+    "api:api-test",
+    "usage",
+)
 LEFT_FOR_GOOD = {f"{keys.PREFIX}{name}" for name in NAMES_LEFT}
 
 
