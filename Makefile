@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 OLDER_TRITON := build/triton-3.6.0
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test kernels simulate faults lint fmt bench bench-adapters constraints clean
+.PHONY: help install demo test kernels simulate faults soak lint fmt bench bench-adapters constraints clean
 
 help:  ## list these commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 24
@@ -25,8 +25,12 @@ kernels: $(STAMP) $(OLDER_TRITON)/.installed  ## prove the Triton kernels withou
 simulate: $(STAMP)  ## thousands of seeded schedules in virtual time, and exactness under pressure
 	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest tests/simulate -n 2 -q $(ARGS)
 
-faults: $(STAMP)  ## kill engines, API processes and Redis under load; TEST_FAULTS=few|many|soak
-	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest tests/faults -q $(ARGS)
+faults: $(STAMP)  ## kill engines, API processes and Redis under load; minutes. TEST_FAULTS=few: seconds
+	TEST_FAULTS=$${TEST_FAULTS:-many} OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive \
+	    $(BIN)/python -m pytest tests/faults -n 2 --dist loadfile --no-loadscope-reorder -q $(ARGS)
+
+soak: $(STAMP)  ## the same, ten times as often; the report is build/faults.txt
+	$(MAKE) faults TEST_FAULTS=soak
 
 lint: $(STAMP)  ## ruff and mypy
 	$(BIN)/ruff check .

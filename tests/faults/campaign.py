@@ -7,13 +7,15 @@ all that was accepted, or had time enough to.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
 import time
-from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterator, Mapping, Sequence
 
 from app.db import Database
 from tests.app.requests.conftest import Rows
+from tests.builders.tiny_base import MODEL_ID
 from tests.builders.waiting import eventually, until
 from tests.faults.clients import Clients, Question, some_questions
 from tests.faults.history import Answer, Outcome, Row, Verdict, judge
@@ -21,7 +23,8 @@ from tests.faults.stack import Stack
 
 NUM_IN_FLIGHT = 16
 NUM_QUESTIONS = 24
-MAX_TOKENS = (20, 60)
+MAX_TOKENS = (8, 24)
+STEP_MS = 30
 ALL_MOVED_S = 60.0
 LEDGER_TIMEOUT_S = 60.0
 VERDICT = "verdict"
@@ -35,20 +38,34 @@ KILLS = {  # of engines, API processes, Redis, real engines
 Recorder = Callable[[str, object], None]
 
 
+def amount() -> str:
+    """`few`, `many` or `soak`."""
+    return os.environ.get("TEST_FAULTS", "few")
+
+
 def num_kills(what: str) -> int:
     """How many this run wants, of `engine`, `api`, `redis` or `real`: see TEST_FAULTS."""
-    counts = KILLS[os.environ.get("TEST_FAULTS", "few")]
+    counts = KILLS[amount()]
     return counts[("engine", "api", "redis", "real").index(what)]
 
 
-def some_short_questions() -> list[Question]:
-    """Answers of a few hundred milliseconds, of a stub engine."""
-    return some_questions(NUM_QUESTIONS, MAX_TOKENS, random.Random(1))
+def at_a_time(num: int, together: int) -> Iterator[int]:
+    """Rounds of `together`, and what is left."""
+    for done in range(0, num, together):
+        yield min(together, num - done)
 
 
-def tell(record_property: Recorder, verdict: Verdict, kills: str) -> None:
+def tell(record_property: Recorder, verdict: Verdict, what: str, *, num_kills: int = 0) -> None:
     """Have the verdict printed at the end of the run, and fail where it is not clean."""
-    record_property(VERDICT, verdict.summary(kills))
+    told = {
+        "summary": verdict.summary(what),
+        "kills": num_kills,
+        "lost": len(verdict.lost),
+        "duplicated": len(verdict.duplicated),
+        "byte-different": len(verdict.different),
+        "ledger difference": len(verdict.ledger),
+    }
+    record_property(VERDICT, json.dumps(told))
     assert verdict.is_clean, verdict.details()
 
 
@@ -60,11 +77,25 @@ async def all_ended(clients: Clients, in_flight: set[int]) -> None:
 class Campaign:
     """Of one stack; several runs one after the other."""
 
-    def __init__(self, stack: Stack, owner_url: str, rng: random.Random) -> None:
+    def __init__(
+        self,
+        stack: Stack,
+        owner_url: str,
+        rng: random.Random,
+        adapters: Mapping[str, Mapping[str, bytes]],
+    ) -> None:
         self.stack = stack
         self.rng = rng
         self._owner_url = owner_url
         self._headers = stack.new_key()
+        self.digests: dict[str, str | None] = {MODEL_ID: None}
+        """By model; the base has none."""
+        self.digests |= {name: stack.new_adapter(name, files) for name, files in adapters.items()}
+
+    def short_questions(self) -> list[Question]:
+        """Answers of a few hundred milliseconds, of a stub engine."""
+        models = list(self.digests)
+        return some_questions(NUM_QUESTIONS, MAX_TOKENS, random.Random(1), models)
 
     def clients(self, questions: Sequence[Question], num: int = NUM_IN_FLIGHT) -> Clients:
         return Clients(self.stack.urls, self._headers, questions, num, self.rng)

@@ -25,16 +25,17 @@ PAUSE_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A prompt of token ids, and how to draw."""
+    """A prompt of token ids, whom to ask, and how to draw."""
 
     prompt: tuple[int, ...]
     max_tokens: int
     temperature: float
     seed: int
+    model: str = MODEL_ID
 
     def body(self) -> dict[str, Any]:
         return {
-            "model": MODEL_ID,
+            "model": self.model,
             "prompt": list(self.prompt),
             "max_tokens": self.max_tokens,
             "temperature": self.temperature,
@@ -45,15 +46,20 @@ class Question:
 
 
 def some_questions(
-    num: int, max_tokens: tuple[int, int], rng: random.Random, vocab_size: int = 256
+    num: int,
+    max_tokens: tuple[int, int],
+    rng: random.Random,
+    models: Sequence[str] = (MODEL_ID,),
+    vocab_size: int = 256,
 ) -> list[Question]:
-    """Short and long prompts; every second one is drawn with a seed."""
+    """Short and long prompts; every second one is drawn with a seed, and models take turns."""
     return [
         Question(
             prompt=tuple(rng.randrange(vocab_size) for _ in range(rng.randint(2, 60))),
             max_tokens=rng.randint(*max_tokens),
             temperature=0.8 * (i % 2),
             seed=i,
+            model=models[i % len(models)],
         )
         for i in range(num)
     ]
@@ -114,7 +120,7 @@ class Clients:
                 call.outcome = Outcome.REFUSED
                 call.why = f"{response.status_code} {response.json()['error']['code']}"
                 return
-            heard_at = time.monotonic()
+            heard_at = call.invoked_at
             async for line in response.aiter_lines():
                 if line.startswith("data: "):
                     now = time.monotonic()

@@ -1,24 +1,43 @@
-"""Stacks of processes for a whole file of tests, and the verdicts at the end of the run."""
+"""Stacks of processes for a whole file of tests, and the verdicts at the end of the run.
+
+Knows nothing of what is killed. Invariant: what is printed last is the sum of all verdicts.
+"""
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import SecretStr
 
 from app.launcher.postgres import PostgresServer
 from app.settings import Settings
+from lora.base_spec import BaseSpec
+from tests.builders.adapter_files import adapter_files
 from tests.builders.operator import ADMIN_KEY
 from tests.builders.queue_secret import QUEUE_SECRET
-from tests.faults.campaign import VERDICT, Campaign
+from tests.faults.campaign import STEP_MS, VERDICT, Campaign, amount
 from tests.faults.stack import Stack
 from tests.fixtures.servers import new_database
 
 SEED = 5
+STUB_OPTIONS = (
+    "--step-ms",
+    str(STEP_MS),
+    "--num-pages",
+    "16",
+    "--load-ms",
+    "100",
+    "--max-num-batched-tokens",
+    "32",
+)
+COUNTS = ("kills", "lost", "duplicated", "byte-different", "ledger difference")
+REPORT = Path(__file__).parents[2] / "build" / "faults.txt"
 
 
 @contextmanager
@@ -48,8 +67,13 @@ def campaign(
     with Stack(
         settings, folder / "stack", engine_command, num_engines=num_engines, num_apis=num_apis
     ) as stack:
-        yield Campaign(stack, database.owner_url, random.Random(SEED))
+        adapters = _adapters(BaseSpec.from_folder(model))
+        yield Campaign(stack, database.owner_url, random.Random(SEED), adapters)
     next(databases, None)
+
+
+def _adapters(base: BaseSpec) -> dict[str, dict[str, bytes]]:
+    return {f"bot-{rank}": adapter_files(base, rank=rank, seed=rank) for rank in (4, 9)}
 
 
 @pytest.fixture(scope="module")
@@ -59,26 +83,36 @@ def stub_campaign(
     tiny_base_folder: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Campaign]:
-    """Four engines without a model, 20 ms a step; two API processes."""
+    """Eight engines without a model, so small that requests preempt each other; four API
+    processes.
+    """
     folder = tmp_path_factory.mktemp("faults")
-    command = ("tests.stub_engine", "--step-ms", "20", "--model", str(tiny_base_folder))
+    command = ("tests.stub_engine", "--model", str(tiny_base_folder), *STUB_OPTIONS)
     with campaign(
-        postgres, registry_template, tiny_base_folder, folder, command, num_engines=4, num_apis=2
+        postgres, registry_template, tiny_base_folder, folder, command, num_engines=8, num_apis=4
     ) as opened:
         yield opened
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """The verdicts come last, wherever the tests ran."""
-    lines = [
-        str(value)
-        for reports in terminalreporter.stats.values()
-        for report in reports
-        if getattr(report, "when", None) == "call"
-        for name, value in report.user_properties
-        if name == VERDICT
-    ]
-    if lines:
-        terminalreporter.section("faults")
-        for line in lines:
-            terminalreporter.write_line(line)
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """The verdicts come last, wherever the tests ran; the sum of them all is the last line."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    verdicts = [] if reporter is None else list(_verdicts(reporter))
+    if not verdicts:
+        return
+    counts = {name: sum(each[name] for each in verdicts) for name in COUNTS}
+    lines = [each["summary"] for each in verdicts]
+    lines.append(" / ".join(f"{name} {num}" for name, num in counts.items()))
+    reporter.section("faults")
+    for line in lines:
+        reporter.write_line(line)
+    if amount() == "soak":
+        REPORT.parent.mkdir(exist_ok=True)
+        REPORT.write_text("\n".join(lines) + "\n")
+
+
+def _verdicts(reporter: pytest.TerminalReporter) -> Iterator[dict[str, Any]]:
+    for reports in reporter.stats.values():
+        for report in reports:
+            if getattr(report, "when", None) == "call":
+                yield from (json.loads(str(v)) for k, v in report.user_properties if k == VERDICT)

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from math import ceil
 
 
 class Outcome(StrEnum):
@@ -62,28 +63,39 @@ class Row:
 
 @dataclass(slots=True)
 class Verdict:
-    """Sentences on what is wrong, by kind; `moved` answers needed more than one engine."""
+    """Sentences on what is wrong, by kind. An answer that moved needed more than one engine."""
 
     num_calls: int
     num_ok: int
-    moved: int
-    longest_gap_s: float
+    num_cut: int
+    gaps_s: list[float]
+    """Of each answer that moved, the longest time without a word."""
     lost: list[str] = field(default_factory=list)
     duplicated: list[str] = field(default_factory=list)
     different: list[str] = field(default_factory=list)
     ledger: list[str] = field(default_factory=list)
 
     @property
+    def moved(self) -> int:
+        return len(self.gaps_s)
+
+    @property
     def is_clean(self) -> bool:
         return not (self.lost or self.duplicated or self.different or self.ledger)
 
     def summary(self, kills: str) -> str:
+        p50, p99, longest = (self.gap_s(share) for share in (0.5, 0.99, 1.0))
         return (
-            f"{kills}: {self.num_calls} calls, {self.num_ok} ok, {self.moved} moved, "
-            f"longest gap {self.longest_gap_s:.2f} s; lost {len(self.lost)}, "
+            f"{kills}: {self.num_calls} calls, {self.num_ok} ok, {self.moved} moved, their gap "
+            f"p50 {p50:.2f} p99 {p99:.2f} max {longest:.2f} s; lost {len(self.lost)}, "
             f"duplicated {len(self.duplicated)}, byte-different {len(self.different)}, "
             f"ledger difference {len(self.ledger)}"
         )
+
+    def gap_s(self, share: float) -> float:
+        """What that share of the answers that moved did not exceed; 0 where none has moved."""
+        ordered = sorted(self.gaps_s)
+        return ordered[ceil(share * len(ordered)) - 1] if ordered else 0.0
 
     def details(self) -> str:
         kinds = ("lost", "duplicated", "different", "ledger")
@@ -107,8 +119,8 @@ def judge(
     verdict = Verdict(
         num_calls=len(calls),
         num_ok=len(ok),
-        moved=sum(_epoch(by_id.get(call.request_id or "")) > 1 for call in ok),
-        longest_gap_s=max((call.longest_gap_s for call in ok), default=0.0),
+        num_cut=sum(call.outcome is Outcome.CUT for call in calls),
+        gaps_s=[each.longest_gap_s for each in ok if _epoch(by_id.get(each.request_id or "")) > 1],
     )
     known = Counter(call.request_id for call in calls if call.request_id is not None)
     verdict.duplicated += [f"{one} answered {n} calls" for one, n in known.items() if n > 1]

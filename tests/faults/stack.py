@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from http.client import HTTPConnection, HTTPException
 from itertools import count
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import httpx
 import redis
@@ -25,25 +24,51 @@ from app.launcher.valkey import ValkeyServer
 from app.settings import Settings
 from engine.transport import keys
 from tests.builders.operator import OPERATOR
-from tests.builders.queue_secret import QUEUE_SECRET
 from tests.builders.waiting import wait_until
-from tests.fixtures.processes import running
+from tests.faults.processes import Nursery, Process
+from tests.fixtures.processes import STOP_TIMEOUT_S, environment
 
-CHECKOUT = Path(__file__).parents[2]
 START_TIMEOUT_S = 90.0
+TENANT = "acme"
 PATIENCE = {"TENFOLD_DEPENDENCY_TIMEOUT_S": "5"}  # a busy machine is no outage of Postgres
 WORKER = {"TENFOLD_API_LOST_AFTER_S": "1", "TENFOLD_SWEEP_INTERVAL_S": "0.2"}
 
 
-class Api:
+class Service:
+    """`module` with settings in its environment, one life after the other, all in one log."""
+
+    def __init__(
+        self, nursery: Nursery, module: str, settings: Settings, log: Path, extra: Mapping[str, str]
+    ) -> None:
+        self.log = log
+        self._nursery = nursery
+        self._module = module
+        self._environment = environment(settings, extra)
+        self.process: Process | None = None
+
+    def launch(self) -> None:
+        """Start it, without a wait until it is there."""
+        self.process = self._nursery.start(self._module, [], self._environment, self.log)
+
+    def kill(self) -> None:
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait(STOP_TIMEOUT_S)
+
+    def close(self) -> None:
+        """It must end cleanly when it is told to, unless it was killed."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.terminate()
+            assert self.process.wait(STOP_TIMEOUT_S) == 0, self.log.read_text()
+
+
+class Api(Service):
     """One API process after the other, on the same ports."""
 
-    def __init__(self, settings: Settings, folder: Path, name: str) -> None:
-        self._settings = settings
-        self._log = folder / f"{name}.log"
+    def __init__(self, nursery: Nursery, settings: Settings, folder: Path, name: str) -> None:
         self._port, self._admin_port = free_port(), free_port()
-        self.process: subprocess.Popen[bytes] | None = None
-        self._scope = ExitStack()
+        ports = {"TENFOLD_PORT": str(self._port), "TENFOLD_ADMIN_PORT": str(self._admin_port)}
+        super().__init__(nursery, "app.serve", settings, folder / f"{name}.log", ports | PATIENCE)
 
     @property
     def url(self) -> str:
@@ -54,61 +79,63 @@ class Api:
         return f"http://{LOOPBACK}:{self._admin_port}"
 
     def start(self) -> None:
-        ports = {"TENFOLD_PORT": str(self._port), "TENFOLD_ADMIN_PORT": str(self._admin_port)}
-        ports |= PATIENCE
-        self.process = self._scope.enter_context(
-            running("app.serve", self._settings, self._log, ports)
-        )
-        wait_until(self._answers, timeout_s=START_TIMEOUT_S)
+        """Launch it, and wait until it answers."""
+        self.launch()
+        wait_until(self.answers, timeout_s=START_TIMEOUT_S)
 
-    def kill(self) -> None:
-        assert self.process is not None
-        self.process.kill()
-        self.process.wait()
-
-    def close(self) -> None:
-        self._scope.close()
-
-    def _answers(self) -> bool:
+    def answers(self) -> bool:
+        assert self.process is not None and self.process.poll() is None, self.log.read_text()
         try:
-            return httpx.get(f"{self.url}/livez").is_success
-        except httpx.TransportError:
+            connection = HTTPConnection(LOOPBACK, self._port, timeout=5)
+            connection.request("GET", "/livez")
+            return connection.getresponse().status == 200
+        except (OSError, HTTPException):
             return False
+        finally:
+            connection.close()
 
 
 class Engine:
     """`command` with a queue and a name; the name is new at each start."""
 
-    def __init__(self, command: Sequence[str], redis_url: str, folder: Path, number: int) -> None:
+    def __init__(
+        self,
+        nursery: Nursery,
+        command: Sequence[str],
+        settings: Settings,
+        folder: Path,
+        number: int,
+    ) -> None:
+        self._nursery = nursery
         self._command = command
-        self._redis_url = redis_url
+        self._redis_url = settings.redis_url
+        self._environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "TENFOLD_QUEUE_SECRET": settings.queue_secret.get_secret_value(),
+        }
         self._folder = folder
         self._lives = (f"engine-{number}-{life}" for life in count())
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Process | None = None
         self.engine_id = ""
 
     def launch(self) -> None:
         """Start it, without a wait until it is there."""
         self.engine_id = next(self._lives)
-        arguments = [*self._command, "--redis-url", self._redis_url, "--engine-id", self.engine_id]
-        with (self._folder / f"{self.engine_id}.log").open("wb") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", *arguments],
-                cwd=CHECKOUT,
-                env={**os.environ, "OMP_NUM_THREADS": "1", "TENFOLD_QUEUE_SECRET": QUEUE_SECRET},
-                stdout=log,
-                stderr=log,
-            )
+        module, *options = self._command
+        options += ["--redis-url", self._redis_url, "--engine-id", self.engine_id]
+        log = self._folder / f"{self.engine_id}.log"
+        self._process = self._nursery.start(module, options, self._environment, log)
 
     @property
-    def process(self) -> subprocess.Popen[bytes]:
+    def process(self) -> Process:
         assert self._process is not None
         return self._process
 
     def kill(self) -> None:
         if self._process is not None:
             self._process.kill()
-            self._process.wait()
+            self._process.wait(STOP_TIMEOUT_S)
 
 
 class Stack:
@@ -122,8 +149,11 @@ class Stack:
         *,
         num_engines: int,
         num_apis: int = 1,
+        worker_options: Mapping[str, str] | None = None,
     ) -> None:
+        """worker_options: its environment, besides the settings."""
         folder.mkdir()
+        self._worker_options = WORKER | dict(worker_options or {})
         self.valkey = ValkeyServer(
             folder / "valkey", password="of-the-faults", durable=False, port=free_port()
         )
@@ -137,22 +167,28 @@ class Stack:
 
     def __enter__(self) -> Self:
         with ExitStack() as scope:
+            nursery = Nursery("app.serve", "app.worker", self._engine_command[0])
+            scope.enter_context(nursery)
             self.valkey.start()
             scope.callback(self.valkey.stop)
-            self._settings = self._settings.model_copy(update={"redis_url": self.valkey.url})
+            settings = self._settings.model_copy(update={"redis_url": self.valkey.url})
             num_engines, num_apis = self._num
             for number in range(num_engines):
-                engine = Engine(self._engine_command, self.valkey.url, self._folder, number)
+                engine = Engine(nursery, self._engine_command, settings, self._folder, number)
                 self.engines.append(engine)
                 scope.callback(engine.kill)
                 engine.launch()
             log = self._folder / "worker.log"
-            scope.enter_context(running("app.worker", self._settings, log, WORKER))
+            self.worker = Service(nursery, "app.worker", settings, log, self._worker_options)
+            scope.callback(self.worker.close)
+            self.worker.launch()
             for number in range(num_apis):
-                api = Api(self._settings, self._folder, f"api-{number}")
+                api = Api(nursery, settings, self._folder, f"api-{number}")
                 self.apis.append(api)
                 scope.callback(api.close)
-                api.start()
+                api.launch()
+            for api in self.apis:
+                wait_until(api.answers, timeout_s=START_TIMEOUT_S)
             wait_until(lambda: "worker_listening" in log.read_text(), timeout_s=START_TIMEOUT_S)
             self.wait_for(self.engines)
             self._scope = scope.pop_all()
@@ -166,12 +202,29 @@ class Stack:
 
     def new_key(self) -> Mapping[str, str]:
         """A tenant's, as the headers of its calls."""
-        with httpx.Client(
-            base_url=f"{self.apis[0].admin_url}/admin/v1", headers=OPERATOR, timeout=30
-        ) as admin:
-            admin.post("/tenants", json={"slug": "acme"}).raise_for_status()
-            key = admin.post("/tenants/acme/keys", json={}).raise_for_status().json()
+        with self._admin() as admin:
+            admin.post("/tenants", json={"slug": TENANT}).raise_for_status()
+            key = admin.post(f"/tenants/{TENANT}/keys", json={}).raise_for_status().json()
         return {"x-api-key": key["secret"]}
+
+    def new_adapter(self, name: str, files: Mapping[str, bytes]) -> str:
+        """Of the tenant that has the key; its digest, when it can be asked."""
+        adapters, parts = f"/tenants/{TENANT}/adapters", {k: (k, v) for k, v in files.items()}
+        with self._admin() as admin:
+
+            def version() -> dict[str, Any]:
+                found = admin.get(f"{adapters}/{name}/versions/v1").raise_for_status().json()
+                assert isinstance(found, dict) and found["state"] != "rejected", found
+                return found
+
+            admin.post(adapters, json={"name": name}).raise_for_status()
+            admin.post(f"{adapters}/{name}/versions", files=parts).raise_for_status()
+            wait_until(lambda: version()["state"] == "active", timeout_s=START_TIMEOUT_S)
+            return str(version()["digest"])
+
+    def _admin(self) -> httpx.Client:
+        url = f"{self.apis[0].admin_url}/admin/v1"
+        return httpx.Client(base_url=url, headers=OPERATOR, timeout=30)
 
     def wait_for(self, engines: Sequence[Engine]) -> None:
         """Until the queue knows all of them."""

@@ -57,11 +57,11 @@ async def test_streams_of_real_engines_survive_kills_byte_for_byte(
     real_campaign: Campaign, record_property: Recorder
 ) -> None:
     num, stack, rng = num_kills("real"), real_campaign.stack, real_campaign.rng
-    asked = some_questions(NUM_QUESTIONS, MAX_TOKENS, random.Random(2))
+    asked = some_questions(NUM_QUESTIONS, MAX_TOKENS, random.Random(2), list(real_campaign.digests))
     answers = await real_campaign.undisturbed(asked)
     assert len({answer.text for answer in answers.values()}) == len(asked)
     verdict = await real_campaign.run(
         asked, answers, lambda clients: kill_engines(stack, clients, num, rng)
     )
-    tell(record_property, verdict, f"{num} kills of real engines")
+    tell(record_property, verdict, f"{num} kills of real engines", num_kills=num)
     assert verdict.moved >= num
