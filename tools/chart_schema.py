@@ -23,9 +23,24 @@ Schema = dict[str, Any]
 
 # Kubernetes' own structures, and maps whose keys are the user's.
 OPEN = frozenset(
-    """resources affinity nodeSelector podAnnotations podLabels annotations labels commonLabels
-    commonAnnotations podSecurityContext containerSecurityContext secretStoreRef startup liveness
-    readiness strategy""".split()
+    {
+        "resources",
+        "affinity",
+        "nodeSelector",
+        "podAnnotations",
+        "podLabels",
+        "annotations",
+        "labels",
+        "commonLabels",
+        "commonAnnotations",
+        "podSecurityContext",
+        "containerSecurityContext",
+        "secretStoreRef",
+        "startup",
+        "liveness",
+        "readiness",
+        "strategy",
+    }
 )
 LISTS: Mapping[str, Schema] = {
     "accessModes": {"type": "array", "items": {"type": "string"}, "minItems": 1},

