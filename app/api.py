@@ -13,6 +13,7 @@ import app.models.endpoints
 from app import health, internal
 from app.adapters import endpoints as adapters
 from app.api_keys import endpoints as api_keys
+from app.audit import endpoints as audit
 from app.auth import public
 from app.context import AppContext
 from app.draining import Drain
@@ -27,12 +28,13 @@ ADMIN_PREFIX = "/admin/v1"
 
 
 def create_app(context: AppContext) -> FastAPI:
-    """The tenants' port: inference, models, and their own adapters."""
+    """The tenants' port: inference, models, and their own adapters and keys."""
     api = _new_app(context, context.drain)
     for prefix in TENANT_PREFIXES:
         api.include_router(app.completions.endpoints.router, prefix=prefix)
         api.include_router(app.models.endpoints.router, prefix=prefix)
         api.include_router(adapters.tenant_router, prefix=prefix)
+        api.include_router(api_keys.tenant_router, prefix=prefix)
     return api
 
 
@@ -40,7 +42,13 @@ def create_admin_app(context: AppContext) -> FastAPI:
     """The admin port: `/admin/v1`, `/internal` and `/metrics`. It is never exposed to tenants."""
     # Nobody waits for an operator's requests: who drains asks by one of them.
     admin = _new_app(context, Drain(delay_s=0, limit_s=0))
-    for router in (tenants.router, api_keys.router, adapters.admin_router, requests.router):
+    for router in (
+        tenants.router,
+        api_keys.admin_router,
+        adapters.admin_router,
+        requests.router,
+        audit.router,
+    ):
         admin.include_router(router, prefix=ADMIN_PREFIX)
     admin.include_router(internal.router)
     admin.include_router(_metrics_router(context))

@@ -10,22 +10,29 @@ from __future__ import annotations
 import hashlib
 import hmac
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Annotated, Literal
 
 from fastapi import Depends, Request
 
 from app.api_keys.repository import FoundKey, find_key_by_hash
+from app.api_keys.secret import is_well_formed
 from app.context import AppContext, get_context
-from app.db import promptly
 from app.errors import NotFoundError, PermissionDeniedError, UnauthorizedError
+from app.settings import Settings
 
-Scope = Literal["inference", "adapters:write"]
+Scope = Literal["inference", "adapters:write", "keys:write"]
 MAX_KEY_CHARS = 256
+OPERATOR = "operator"
 
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """A verified key: its tenant, what it may do, and the tenant's limits in force."""
+    """A verified key: its tenant, what it may do, and the tenant's limits in force.
+
+    `allowed_models` (adapters' names, bases' ids) bounds the key and `allowed_bases` its tenant;
+    None is no bound. `expires_at` is the key's own.
+    """
 
     tenant_id: str
     tenant_slug: str
@@ -33,6 +40,19 @@ class Principal:
     scopes: frozenset[str]
     concurrency_limit: int
     queue_depth_limit: int
+    allowed_models: frozenset[str] | None
+    allowed_bases: frozenset[str] | None
+    expires_at: datetime | None
+
+    def may_call(self, name: str) -> bool:
+        """Whether the key's own list lets it call the adapter or base of this name."""
+        return self.allowed_models is None or name in self.allowed_models
+
+    def may_call_base(self, model_id: str) -> bool:
+        """Whether tenant and key may call this base by its own id."""
+        return self.may_call(model_id) and (
+            self.allowed_bases is None or model_id in self.allowed_bases
+        )
 
 
 def hash_key(pepper: str, key: str) -> str:
@@ -41,7 +61,7 @@ def hash_key(pepper: str, key: str) -> str:
 
 
 def public() -> None:
-    """The policy of a route that needs no key. Every route declares one of these four."""
+    """The policy of a route that needs no key. Every route declares one of these five."""
 
 
 async def require_inference(
@@ -56,6 +76,12 @@ async def require_adapters_write(
     return await _require_scope(request, context, "adapters:write")
 
 
+async def require_keys_write(
+    request: Request, context: Annotated[AppContext, Depends(get_context)]
+) -> Principal:
+    return await _require_scope(request, context, "keys:write")
+
+
 def require_operator(
     request: Request, context: Annotated[AppContext, Depends(get_context)]
 ) -> None:
@@ -65,20 +91,35 @@ def require_operator(
         presented.encode(), expected.get_secret_value().encode()
     ):
         raise _invalid_key()
+    request.state.actor = OPERATOR
 
 
 async def verify_key(context: AppContext, key: str) -> Principal:
-    """The principal of `key`. Raises UnauthorizedError, or UnavailableError without registry."""
+    """The principal of `key`.
+
+    Raises UnauthorizedError, PermissionDeniedError for a suspended tenant, or UnavailableError
+    without registry.
+    """
+    if not is_well_formed(key):
+        raise _invalid_key()
     key_hash = hash_key(context.settings.key_pepper.get_secret_value(), key)
-    found = await promptly(_find_key(context, key_hash), context.settings.dependency_timeout_s)
+    found = await context.registry.look_up(("key", key_hash), lambda: _find_key(context, key_hash))
     if found is None or not hmac.compare_digest(found.key.key_hash, key_hash):
         raise _invalid_key()
     if found.key.disabled_at is not None:
         raise UnauthorizedError("This API key has been disabled.", code="key_disabled")
     if found.key.expires_at is not None and found.key.expires_at <= context.now():
         raise UnauthorizedError("This API key has expired.", code="key_expired")
+    if found.tenant.suspended_at is not None:
+        raise PermissionDeniedError(
+            "Your organization is suspended. Please contact your provider.",
+            code="tenant_suspended",
+        )
+    return _principal_of(found, context.settings)
+
+
+def _principal_of(found: FoundKey, settings: Settings) -> Principal:
     tenant = found.tenant
-    settings = context.settings
     return Principal(
         tenant_id=tenant.id,
         tenant_slug=tenant.slug,
@@ -86,7 +127,14 @@ async def verify_key(context: AppContext, key: str) -> Principal:
         scopes=frozenset(found.key.scopes),
         concurrency_limit=tenant.concurrency or settings.tenant_concurrency,
         queue_depth_limit=tenant.queue_depth or settings.tenant_queue_depth,
+        allowed_models=_frozen(found.key.allowed_models),
+        allowed_bases=_frozen(tenant.allowed_bases),
+        expires_at=found.key.expires_at,
     )
+
+
+def _frozen(names: list[str] | None) -> frozenset[str] | None:
+    return None if names is None else frozenset(names)
 
 
 async def _find_key(context: AppContext, key_hash: str) -> FoundKey | None:
@@ -102,6 +150,7 @@ async def _require_scope(request: Request, context: AppContext, scope: Scope) ->
         raise NotFoundError()
     if scope not in principal.scopes:
         raise PermissionDeniedError(f"This API key lacks the scope '{scope}'.")
+    request.state.actor = principal.key_id
     return principal
 
 

@@ -23,6 +23,7 @@ from app.draining import Drain
 from app.metrics import Metrics
 from app.registry_snapshot import RegistrySnapshot
 from app.requests.acceptance import Acceptance
+from app.revocations import Revocations
 from app.settings import Settings
 from engine.transport.client import QueueClient
 from lora.base_spec import BaseSpec
@@ -40,6 +41,7 @@ class AppContext:
     settings: Settings
     database: Database
     registry: RegistrySnapshot
+    revocations: Revocations
     store: AdapterStore
     base: BaseSpec
     tokenizer: Tokenizer
@@ -70,17 +72,21 @@ async def open_context(settings: Settings, now: Clock | None = None) -> AsyncIte
         secret=settings.queue_secret.get_secret_value(),
         failover_timeout_s=settings.failover_timeout_s,
     )
+    snapshot = RegistrySnapshot(registry)
+    revocations = Revocations(settings.redis_url, snapshot.forget)
     redis = Availability("redis", queue.num_engines, timeout_s=timeout_s)
     admission = Admission(settings.redis_url)
     acceptance = Acceptance(settings.database_url, timeout_s=settings.dependency_timeout_s)
     try:
         await queue.start()
         await acceptance.start()
+        await revocations.start()
         await database.warm_up(min(NUM_WARM_CONNECTIONS, settings.database_pool_size))
         yield AppContext(
             settings=settings,
             database=database,
-            registry=RegistrySnapshot(registry),
+            registry=snapshot,
+            revocations=revocations,
             store=open_store(settings.adapter_store),
             base=base,
             tokenizer=tokenizer,
@@ -93,6 +99,7 @@ async def open_context(settings: Settings, now: Clock | None = None) -> AsyncIte
             now=now or utc_now,
         )
     finally:
+        await revocations.close()
         await acceptance.close()
         await registry.close()
         await redis.close()

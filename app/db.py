@@ -38,7 +38,6 @@ _LOST_STATES = ("08", "53", "57P")
 _SCOPE = text(
     "SELECT set_config('app.tenant_id', :tenant_id, true),"
     " set_config('app.scope', :scope, true),"
-    " set_config('app.key_hash', :key_hash, true),"
     " set_config('app.request_id', :request_id, true)"
 )
 
@@ -138,11 +137,6 @@ async def worker_scope(session: AsyncSession) -> None:
     await _set_scope(session, scope="worker")
 
 
-async def key_scope(session: AsyncSession, key_hash: str) -> None:
-    """The one key row whose hash the client's key has."""
-    await _set_scope(session, key_hash=key_hash)
-
-
 async def request_scope(session: AsyncSession, request_id: str) -> None:
     """The acceptance of the one request that an operator names, of whichever tenant."""
     await _set_scope(session, request_id=request_id)
@@ -158,13 +152,11 @@ async def _set_scope(
     *,
     tenant_id: str = "",
     scope: str = "",
-    key_hash: str = "",
     request_id: str = "",
 ) -> None:
     values = {
         "tenant_id": tenant_id,
         "scope": scope,
-        "key_hash": key_hash,
         "request_id": request_id,
     }
     await session.execute(_SCOPE, values)

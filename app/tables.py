@@ -21,6 +21,7 @@ from sqlalchemy import (
     SmallInteger,
     Text,
     UniqueConstraint,
+    false,
     func,
     text,
 )
@@ -48,7 +49,12 @@ class Table(DeclarativeBase):
 
 
 class Tenant(Table):
+    """`allowed_bases`: which base models may be called by their own ids; None is all."""
+
     __tablename__ = "tenants"
+    __table_args__ = (
+        CheckConstraint("stores_prompts = (prompt_retention_days IS NOT NULL)", name="retention"),
+    )
 
     id: Mapped[str] = mapped_column(primary_key=True)
     slug: Mapped[str] = mapped_column(unique=True)
@@ -58,10 +64,17 @@ class Tenant(Table):
     concurrency: Mapped[int | None]
     queue_depth: Mapped[int | None]
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    suspended_at: Mapped[datetime | None]
+    allowed_bases: Mapped[list[str] | None]
+    stores_prompts: Mapped[bool] = mapped_column(server_default=false())
+    prompt_retention_days: Mapped[int | None]
 
 
 class ApiKey(Table):
-    """A key is known by the HMAC of its text; the text itself is never stored."""
+    """A key is known by the HMAC of its text; the text itself is never stored.
+
+    `allowed_models`: adapters' names and bases' ids; None is all that the tenant may call.
+    """
 
     __tablename__ = "api_keys"
 
@@ -74,6 +87,9 @@ class ApiKey(Table):
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
     expires_at: Mapped[datetime | None]
     disabled_at: Mapped[datetime | None]
+    allowed_models: Mapped[list[str] | None]
+    replaced_by: Mapped[str | None]
+    created_by: Mapped[str | None]
 
 
 class Adapter(Table):
@@ -230,3 +246,35 @@ class RequestEvent(Table):
     reason_rank: Mapped[int] = mapped_column(SmallInteger)
     reason_epoch: Mapped[int]
     recorded_at: Mapped[datetime] = mapped_column(server_default=func.now())
+
+
+class AuditEvent(Table):
+    """One change. `before` and `after` are JSON texts; `mac` covers the row and the one before it.
+
+    No foreign key: the log outlives the tenant.
+    """
+
+    __tablename__ = "audit_events"
+
+    tenant_id: Mapped[str] = mapped_column(primary_key=True)
+    seq: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
+    id: Mapped[str] = mapped_column(unique=True)
+    recorded_at: Mapped[datetime]
+    actor: Mapped[str]
+    request_id: Mapped[str]
+    action: Mapped[str]
+    target: Mapped[str]
+    before: Mapped[str | None]
+    after: Mapped[str | None]
+    mac: Mapped[str]
+
+
+class AuditHead(Table):
+    """The last event of a chain. `seal` is a MAC of this row, which nobody else can make."""
+
+    __tablename__ = "audit_heads"
+
+    tenant_id: Mapped[str] = mapped_column(primary_key=True)
+    seq: Mapped[int] = mapped_column(BigInteger)
+    mac: Mapped[str]
+    seal: Mapped[str]

@@ -15,6 +15,7 @@ from app.adapters.repository import AdapterRepository
 from app.adapters.schemas import AdapterCreate, AdapterView, AliasPut, AliasView
 from app.adapters.tenancy import OwnedSession, operator_for_tenant, tenant_for_itself
 from app.adapters.version_endpoints import version_router
+from app.audit.trail import Trail
 from app.bodies import Deleted
 from app.context import AppContext, get_context
 from app.pages import Page, Paging
@@ -25,8 +26,12 @@ router = APIRouter(prefix="/adapters")
 
 
 @router.post("", status_code=201)
-async def create_adapter(body: AdapterCreate, owned: OwnedSession, context: Context) -> AdapterView:
-    adapter = await service.create_adapter(owned.session, owned.tenant_id, body, context.base)
+async def create_adapter(
+    body: AdapterCreate, owned: OwnedSession, context: Context, trail: Trail
+) -> AdapterView:
+    adapter = await service.create_adapter(
+        owned.session, owned.tenant_id, body, context.base, trail
+    )
     return AdapterView.of(adapter, {})
 
 
@@ -46,14 +51,18 @@ async def get_adapter(adapter: str, owned: OwnedSession) -> AdapterView:
 
 
 @router.delete("/{adapter}")
-async def delete_adapter(adapter: str, owned: OwnedSession) -> Deleted:
-    deleted = await service.delete_adapter(owned.session, owned.tenant_id, adapter)
+async def delete_adapter(adapter: str, owned: OwnedSession, trail: Trail) -> Deleted:
+    deleted = await service.delete_adapter(owned.session, owned.tenant_id, adapter, trail)
     return Deleted(id=deleted.id, object="adapter")
 
 
 @router.put("/{adapter}/aliases/{alias}")
-async def put_alias(adapter: str, alias: str, body: AliasPut, owned: OwnedSession) -> AliasView:
-    version = await service.put_alias(owned.session, owned.tenant_id, adapter, alias, body.version)
+async def put_alias(
+    adapter: str, alias: str, body: AliasPut, owned: OwnedSession, trail: Trail
+) -> AliasView:
+    version = await service.put_alias(
+        owned.session, owned.tenant_id, adapter, alias, body.version, trail
+    )
     return AliasView(
         alias=alias,
         adapter_id=version.adapter_id,
@@ -63,8 +72,8 @@ async def put_alias(adapter: str, alias: str, body: AliasPut, owned: OwnedSessio
 
 
 @router.delete("/{adapter}/aliases/{alias}")
-async def delete_alias(adapter: str, alias: str, owned: OwnedSession) -> Deleted:
-    await service.delete_alias(owned.session, owned.tenant_id, adapter, alias)
+async def delete_alias(adapter: str, alias: str, owned: OwnedSession, trail: Trail) -> Deleted:
+    await service.delete_alias(owned.session, owned.tenant_id, adapter, alias, trail)
     return Deleted(id=alias, object="adapter.alias")
 
 

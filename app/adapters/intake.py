@@ -24,9 +24,11 @@ from app.adapters.manifest_summary import summarise
 from app.adapters.receive import receive_files
 from app.adapters.reports import build_report, refusal
 from app.adapters.repository import AdapterRepository
+from app.adapters.schemas import describe_version
 from app.adapters.service import find_adapter
 from app.adapters.storage_errors import storage_errors
 from app.adapters.versions_repository import VersionRepository, lock_bytes
+from app.audit.trail import AuditTrail
 from app.context import AppContext
 from app.db import tenant_scope
 from app.errors import NotFoundError, UnprocessableError
@@ -42,7 +44,7 @@ STALE_STAGING_S = 86_400.0
 
 
 async def upload_version(
-    context: AppContext, tenant_id: str, reference: str, request: Request
+    context: AppContext, tenant_id: str, reference: str, request: Request, trail: AuditTrail
 ) -> AdapterVersion:
     """A new version in state `verifying`, or the existing one with these bytes.
 
@@ -62,8 +64,11 @@ async def upload_version(
         manifest = await asyncio.to_thread(_check, folder, files, context.base, digest)
         async with context.database.session() as session:
             await tenant_scope(session, tenant_id)
-            version = await _accept(
+            version, action = await _accept(
                 session, context.store, adapter, digest, list(files.values()), manifest, folder
+            )
+            await trail.record(
+                session, tenant_id, action, version.id, after=describe_version(version)
             )
             await session.commit()
     return version
@@ -77,7 +82,8 @@ async def _accept(
     files: list[FileDigest],
     manifest: AdapterManifest,
     folder: Path,
-) -> AdapterVersion:
+) -> tuple[AdapterVersion, str]:
+    """The version, and what became of it, as the audit log calls it."""
     tenant_id = adapter.tenant_id
     locked = await AdapterRepository(session, tenant_id).lock(adapter.id)
     if locked is None:  # deleted while the client was sending
@@ -95,7 +101,7 @@ async def _accept(
         if existing.state == "rejected":
             existing.state, existing.report = "verifying", report
             await add_job(session, tenant_id, "verify", existing.id)
-        return existing
+        return existing, "version.sent_again"
     version = AdapterVersion(
         id=new_id("ver"),
         tenant_id=tenant_id,
@@ -113,7 +119,7 @@ async def _accept(
     await versions.add(version)
     await session.refresh(version)
     await add_job(session, tenant_id, "verify", version.id)
-    return version
+    return version, "version.uploaded"
 
 
 def _check(

@@ -101,17 +101,14 @@ class AdapterRepository:
             )
         )
 
-    async def remove_alias(self, adapter_id: str, alias: str) -> bool:
-        removed = await self._session.scalar(
-            delete(AdapterAlias)
-            .where(
+    async def remove_alias(self, adapter_id: str, alias: str) -> None:
+        await self._session.execute(
+            delete(AdapterAlias).where(
                 AdapterAlias.tenant_id == self._tenant_id,
                 AdapterAlias.adapter_id == adapter_id,
                 AdapterAlias.alias == alias,
             )
-            .returning(AdapterAlias.alias)
         )
-        return removed is not None
 
     async def locators_of(self, adapter_id: str | None = None) -> list[str]:
         """Where the bytes of one adapter's versions are, or of all the tenant's."""

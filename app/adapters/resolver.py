@@ -1,8 +1,8 @@
 """From the `model` of a request to the adapter version it names, for one tenant.
 
 Knows nothing of HTTP. Invariants: the tenant comes from the principal, never from the string;
-what another tenant owns and what does not exist are the same `ModelNotFoundError`; only an active
-version on the served base resolves.
+what another tenant owns, what the key or its tenant may not call and what does not exist are the
+same `ModelNotFoundError`; only an active version on the served base resolves.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ async def resolve(
 ) -> ResolvedModel:
     """Pin `model` (grammar: `app.adapters.names`) to a version. Raises ModelNotFoundError."""
     if model == base.model_id:
+        _check_base(principal, model)
         return ResolvedModel(model)
     found = await _find(session, principal, model, base)
     return ResolvedModel(
@@ -68,6 +69,7 @@ async def get_model(
 ) -> ModelCard:
     """The card of one model, by any of its names. Raises ModelNotFoundError."""
     if model == base.model_id:
+        _check_base(principal, model)
         return _base_card(base)
     return _card(model, principal, await _find(session, principal, model, base))
 
@@ -76,10 +78,13 @@ async def list_models(
     session: AsyncSession, principal: Principal, base: BaseSpec
 ) -> list[ModelCard]:
     """What this key may call by name: the base, then each adapter by each of its aliases."""
+    bases = [_base_card(base)] if principal.may_call_base(base.model_id) else []
     await tenant_scope(session, principal.tenant_id)
     rows = await list_aliased_versions(session, principal.tenant_id, base.model_id)
-    return [_base_card(base)] + [
-        _card(_model_name(row.adapter_name, alias), principal, row) for alias, row in rows
+    return bases + [
+        _card(_model_name(row.adapter_name, alias), principal, row)
+        for alias, row in rows
+        if principal.may_call(row.adapter_name)
     ]
 
 
@@ -87,13 +92,18 @@ async def _find(
     session: AsyncSession, principal: Principal, model: str, base: BaseSpec
 ) -> NamedVersion:
     name = parse_model(model)
-    if name is None:
+    if name is None or not principal.may_call(name.name):
         raise ModelNotFoundError(model)
     await tenant_scope(session, principal.tenant_id)
     found = await find_versions(session, principal.tenant_id, base.model_id, name)
     if len(found) != 1:  # none, or an ambiguous digest
         raise ModelNotFoundError(model)
     return found[0]
+
+
+def _check_base(principal: Principal, model: str) -> None:
+    if not principal.may_call_base(model):
+        raise ModelNotFoundError(model)
 
 
 def _model_name(adapter_name: str, alias: str) -> str:

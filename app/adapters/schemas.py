@@ -83,6 +83,16 @@ class VersionView(BaseModel):
         )
 
 
+def describe_version(version: AdapterVersion) -> dict[str, Any]:
+    """A version in a few words, without what was found in it: for the audit log."""
+    return {
+        "adapter_id": version.adapter_id,
+        "version": f"v{version.number}",
+        "digest": version.digest,
+        "state": version.state,
+    }
+
+
 class AliasView(BaseModel):
     object: Literal["adapter.alias"] = "adapter.alias"
     alias: str

@@ -3,7 +3,7 @@
 Knows nothing of HTTP, and not of who asks: operators and tenants get the same functions. The
 session is in the tenant's scope. Invariants: what another tenant owns is not found; an alias
 points at an active version of its own adapter; bytes are removed only by a worker, some time after
-the deletion, and only when no version needs them.
+the deletion, and only when no version needs them; every change is in the tenant's audit log.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from app.adapters.jobs_repository import REMOVAL_DELAY_S, add_job
 from app.adapters.names import is_adapter_name, is_alias
 from app.adapters.repository import AdapterRepository
-from app.adapters.schemas import AdapterCreate
+from app.adapters.schemas import AdapterCreate, AdapterView, describe_version
 from app.adapters.versions_repository import VersionRepository
+from app.audit.trail import AuditTrail
 from app.errors import ConflictError, NotFoundError, UnprocessableError, shorten
 from app.ids import new_id
 from app.tables import Adapter, AdapterVersion
@@ -28,7 +29,7 @@ _VERSION_NUMBER = re.compile(r"v([1-9][0-9]{0,8})")
 
 
 async def create_adapter(
-    session: AsyncSession, tenant_id: str, body: AdapterCreate, base: BaseSpec
+    session: AsyncSession, tenant_id: str, body: AdapterCreate, base: BaseSpec, trail: AuditTrail
 ) -> Adapter:
     """Raises UnprocessableError (`name_invalid`, `base_model_mismatch`) or ConflictError."""
     if not is_adapter_name(body.name) or _ADAPTER_ID.fullmatch(body.name):
@@ -51,6 +52,8 @@ async def create_adapter(
         )
     if adapter is None:
         raise ConflictError(f"The name '{body.name}' is taken.", code="name_conflict", param="name")
+    after = AdapterView.of(adapter, {})
+    await trail.record(session, tenant_id, "adapter.created", adapter.id, after=after)
     return adapter
 
 
@@ -82,18 +85,27 @@ async def find_version(
     return version
 
 
-async def delete_adapter(session: AsyncSession, tenant_id: str, reference: str) -> Adapter:
+async def delete_adapter(
+    session: AsyncSession, tenant_id: str, reference: str, trail: AuditTrail
+) -> Adapter:
     """Forget an adapter with its versions and aliases; a worker removes the bytes."""
     adapter = await _locked(session, tenant_id, reference)
     adapters = AdapterRepository(session, tenant_id)
+    aliases = await adapters.aliases_of([adapter.id])
+    before = AdapterView.of(adapter, aliases[adapter.id])
     for locator in await adapters.locators_of(adapter.id):
         await add_job(session, tenant_id, "remove", locator, delay_s=REMOVAL_DELAY_S)
     await adapters.remove(adapter.id)
+    await trail.record(session, tenant_id, "adapter.deleted", adapter.id, before=before)
     return adapter
 
 
 async def delete_version(
-    session: AsyncSession, tenant_id: str, adapter_reference: str, reference: str
+    session: AsyncSession,
+    tenant_id: str,
+    adapter_reference: str,
+    reference: str,
+    trail: AuditTrail,
 ) -> AdapterVersion:
     """Stop serving a version for good. Raises ConflictError while an alias points at it."""
     adapter = await _locked(session, tenant_id, adapter_reference)
@@ -108,13 +120,20 @@ async def delete_version(
             param="version",
             details={"aliases": aliases},
         )
+    before = describe_version(version)
     version.state = "deleted"
     await add_job(session, tenant_id, "remove", version.locator, delay_s=REMOVAL_DELAY_S)
+    await trail.record(session, tenant_id, "version.deleted", version.id, before=before)
     return version
 
 
 async def put_alias(
-    session: AsyncSession, tenant_id: str, reference: str, alias: str, version_reference: str
+    session: AsyncSession,
+    tenant_id: str,
+    reference: str,
+    alias: str,
+    version_reference: str,
+    trail: AuditTrail,
 ) -> AdapterVersion:
     """Point an alias at an active version, atomically for every later request."""
     if not is_alias(alias):
@@ -132,17 +151,36 @@ async def put_alias(
             code="version_not_active",
             param="version",
         )
-    await AdapterRepository(session, tenant_id).set_alias(version, alias)
+    adapters = AdapterRepository(session, tenant_id)
+    before = (await adapters.aliases_of([adapter.id]))[adapter.id].get(alias)
+    await adapters.set_alias(version, alias)
+    await trail.record(
+        session,
+        tenant_id,
+        "alias.moved",
+        adapter.id,
+        before=None if before is None else _alias(alias, before),
+        after=_alias(alias, version.number),
+    )
     return version
 
 
-async def delete_alias(session: AsyncSession, tenant_id: str, reference: str, alias: str) -> None:
+async def delete_alias(
+    session: AsyncSession, tenant_id: str, reference: str, alias: str, trail: AuditTrail
+) -> None:
     adapter = await _locked(session, tenant_id, reference)
-    removed = is_alias(alias) and await AdapterRepository(session, tenant_id).remove_alias(
-        adapter.id, alias
-    )
-    if not removed:
+    adapters = AdapterRepository(session, tenant_id)
+    before = (await adapters.aliases_of([adapter.id]))[adapter.id].get(alias)
+    if before is None:
         raise NotFoundError("No such alias.", param="alias")
+    await adapters.remove_alias(adapter.id, alias)
+    await trail.record(
+        session, tenant_id, "alias.deleted", adapter.id, before=_alias(alias, before)
+    )
+
+
+def _alias(alias: str, number: int) -> dict[str, str]:
+    return {"alias": alias, "version": f"v{number}"}
 
 
 async def _locked(session: AsyncSession, tenant_id: str, reference: str) -> Adapter:

@@ -17,6 +17,7 @@ from app.adapters.intake import upload_version
 from app.adapters.schemas import VersionView
 from app.adapters.tenancy import OwnedSession, TenantId
 from app.adapters.versions_repository import VersionRepository
+from app.audit.trail import Trail
 from app.bodies import Deleted
 from app.context import AppContext, get_context
 from app.db import tenant_scope
@@ -33,9 +34,14 @@ version_router = APIRouter(prefix="/adapters/{adapter}/versions")
 
 @version_router.post("", status_code=201)
 async def create_version(
-    adapter: str, request: Request, tenant_id: TenantId, context: Context, wait: Wait = 0
+    adapter: str,
+    request: Request,
+    tenant_id: TenantId,
+    context: Context,
+    trail: Trail,
+    wait: Wait = 0,
 ) -> VersionView:
-    version = await upload_version(context, tenant_id, adapter, request)
+    version = await upload_version(context, tenant_id, adapter, request, trail)
     shown = VersionView.of(version)
     return await _wait_until_verified(context, tenant_id, shown, wait)
 
@@ -60,8 +66,8 @@ async def get_version(
 
 
 @version_router.delete("/{version}")
-async def delete_version(adapter: str, version: str, owned: OwnedSession) -> Deleted:
-    deleted = await service.delete_version(owned.session, owned.tenant_id, adapter, version)
+async def delete_version(adapter: str, version: str, owned: OwnedSession, trail: Trail) -> Deleted:
+    deleted = await service.delete_version(owned.session, owned.tenant_id, adapter, version, trail)
     return Deleted(id=deleted.id, object="adapter.version")
 
 

@@ -1,61 +1,101 @@
-"""`/admin/v1/tenants/{tenant}/keys`: operators make, list, disable and delete a tenant's keys."""
+"""Keys over REST, twice: for operators and, at `/v1/keys`, for keys with `keys:write`.
+
+Knows no rules and no SQL. Invariant: both routers call the same functions; a tenant's are bounded
+by the key that asks.
+"""
 
 from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter, Depends, Request
 
 from app.api_keys import service
 from app.api_keys.repository import ApiKeyRepository
-from app.api_keys.schemas import KeyCreate, KeyCreated, KeyView
-from app.auth import require_operator
+from app.api_keys.schemas import KeyCreate, KeyCreated, KeyRotate, KeyView
+from app.api_keys.service import Asking
+from app.audit.trail import Trail
+from app.auth import Principal, require_keys_write, require_operator
 from app.bodies import Deleted
 from app.context import AppContext, get_context
+from app.db import tenant_scope
 from app.pages import Page, Paging
 from app.session import RequestSession
 from app.tenants.service import find_tenant
 
-router = APIRouter(prefix="/tenants/{tenant}/keys", dependencies=[Depends(require_operator)])
 Context = Annotated[AppContext, Depends(get_context)]
 
 
+def operator_asks(request: Request, _: Annotated[None, Depends(require_operator)]) -> None:
+    """Policy of the admin router."""
+    request.state.grantor = None
+
+
+def key_asks(
+    request: Request, principal: Annotated[Principal, Depends(require_keys_write)]
+) -> None:
+    """Policy of the tenants' router."""
+    request.state.grantor = principal
+
+
+async def get_asking(
+    request: Request, session: RequestSession, trail: Trail, context: Context
+) -> Asking:
+    """Who asks, and the session in the scope of the tenant that it is about."""
+    grantor: Principal | None = request.state.grantor  # AttributeError, hence 500, without policy
+    if grantor is None:
+        tenant_id = (await find_tenant(session, request.path_params["tenant"])).id
+    else:
+        tenant_id = grantor.tenant_id
+        await tenant_scope(session, tenant_id)
+    return Asking(session, tenant_id, grantor, trail, context.now())
+
+
+# NOTE: "function" because RequestSession is: it may not outlive what it is made from.
+Asked = Annotated[Asking, Depends(get_asking, scope="function")]
+
+router = APIRouter(prefix="/keys")
+
+
 @router.post("", status_code=201)
-async def create_key(
-    tenant: str, body: KeyCreate, session: RequestSession, context: Context
-) -> KeyCreated:
-    owner = await find_tenant(session, tenant)
-    key, secret = await service.create_key(
-        session,
-        owner.id,
-        body,
-        pepper=context.settings.key_pepper.get_secret_value(),
-        now=context.now(),
-    )
-    return KeyCreated.with_secret(key, secret)
+async def create_key(body: KeyCreate, asking: Asked, context: Context) -> KeyCreated:
+    pepper = context.settings.key_pepper.get_secret_value()
+    return KeyCreated.with_secret(*await service.create_key(asking, body, pepper=pepper))
 
 
 @router.get("")
-async def list_keys(tenant: str, session: RequestSession, paging: Paging) -> Page[KeyView]:
-    owner = await find_tenant(session, tenant)
-    rows = await ApiKeyRepository(session, owner.id).list_page(paging.after, paging.num_rows)
-    return paging.page(rows, KeyView.of)
+async def list_keys(asking: Asked, paging: Paging) -> Page[KeyView]:
+    keys = ApiKeyRepository(asking.session, asking.tenant_id)
+    return paging.page(await keys.list_page(paging.after, paging.num_rows), KeyView.of)
 
 
 @router.get("/{key}")
-async def get_key(tenant: str, key: str, session: RequestSession) -> KeyView:
-    owner = await find_tenant(session, tenant)
-    return KeyView.of(await service.find_key(session, owner.id, key))
+async def get_key(key: str, asking: Asked) -> KeyView:
+    return KeyView.of(await service.find_key(asking, key))
+
+
+@router.post("/{key}/rotate", status_code=201)
+async def rotate_key(
+    key: str, asking: Asked, context: Context, body: KeyRotate | None = None
+) -> KeyCreated:
+    pepper = context.settings.key_pepper.get_secret_value()
+    overlap_s = (body or KeyRotate()).overlap_s
+    rotated = await service.rotate_key(asking, key, overlap_s=overlap_s, pepper=pepper)
+    return KeyCreated.with_secret(*rotated)
 
 
 @router.post("/{key}/disable")
-async def disable_key(tenant: str, key: str, session: RequestSession, context: Context) -> KeyView:
-    owner = await find_tenant(session, tenant)
-    return KeyView.of(await service.disable_key(session, owner.id, key, now=context.now()))
+async def disable_key(key: str, asking: Asked) -> KeyView:
+    return KeyView.of(await service.disable_key(asking, key))
 
 
 @router.delete("/{key}")
-async def delete_key(tenant: str, key: str, session: RequestSession) -> Deleted:
-    owner = await find_tenant(session, tenant)
-    await service.delete_key(session, owner.id, key)
+async def delete_key(key: str, asking: Asked) -> Deleted:
+    await service.delete_key(asking, key)
     return Deleted(id=key, object="api_key")
+
+
+admin_router = APIRouter(prefix="/tenants/{tenant}", dependencies=[Depends(operator_asks)])
+tenant_router = APIRouter(dependencies=[Depends(key_asks)])
+for _router in (admin_router, tenant_router):
+    _router.include_router(router)

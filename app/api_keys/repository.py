@@ -1,18 +1,19 @@
 """The SQL of API keys.
 
-Knows nothing of scopes' meaning or of HTTP. Invariant: but for the look-up by hash, every query
-names the tenant.
+Knows nothing of scopes' meaning or of HTTP. Invariant: every query names the tenant; whose
+the presented key is says a function of the registry, and it says no more than that.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sqlalchemy import delete, select
+from sqlalchemy import delete, select, text
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from app.db import key_scope
 from app.tables import ApiKey, Tenant
+
+_ENTER_TENANT_OF_KEY = text("SELECT enter_tenant_of_key(:key_hash)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +23,18 @@ class FoundKey:
 
 
 async def find_key_by_hash(session: AsyncSession, key_hash: str) -> FoundKey | None:
-    """The key with this HMAC and its tenant: before authentication, the only row to be seen."""
-    await key_scope(session, key_hash)
+    """The key with this HMAC and its tenant. Leaves the session in that tenant's scope, or in none.
+
+    The function of migration 0005 is the only way from a key to a tenant that is not yet known.
+    """
+    tenant_id = await session.scalar(_ENTER_TENANT_OF_KEY, {"key_hash": key_hash})
+    if tenant_id is None:
+        return None
     row = (
         await session.execute(
             select(ApiKey, Tenant)
             .join(Tenant, Tenant.id == ApiKey.tenant_id)
-            .where(ApiKey.key_hash == key_hash)
+            .where(ApiKey.tenant_id == tenant_id, ApiKey.key_hash == key_hash)
         )
     ).one_or_none()
     return None if row is None else FoundKey(row[0], row[1])
@@ -49,6 +55,15 @@ class ApiKeyRepository:
     async def get(self, key_id: str) -> ApiKey | None:
         return await self._session.scalar(
             select(ApiKey).where(ApiKey.tenant_id == self._tenant_id, ApiKey.id == key_id)
+        )
+
+    async def lock(self, key_id: str) -> ApiKey | None:
+        """The row, locked and read afresh."""
+        return await self._session.scalar(
+            select(ApiKey)
+            .where(ApiKey.tenant_id == self._tenant_id, ApiKey.id == key_id)
+            .with_for_update()
+            .execution_options(populate_existing=True)
         )
 
     async def list_page(self, after: str | None, limit: int) -> list[ApiKey]:

@@ -1,4 +1,4 @@
-"""API keys as the admin API shows and takes them. The secret is shown once, by `KeyCreated`."""
+"""API keys as they are shown and taken. The secret is shown once, by `KeyCreated`."""
 
 from __future__ import annotations
 
@@ -12,26 +12,45 @@ from app.bodies import Body, Line, Timestamp
 from app.tables import ApiKey
 
 MAX_TIMESTAMP = int(datetime(9999, 1, 1, tzinfo=UTC).timestamp())
+MAX_MODELS = 256
+DAY_S = 86_400
+MAX_OVERLAP_S = 90 * DAY_S
 
 
 class KeyCreate(Body):
-    """`expires_at` is in seconds since 1970; without it the key does not expire."""
+    """`expires_at` is in seconds since 1970; without it the key does not expire.
+
+    `allowed_models`: names of adapters, and ids of bases, that the key may call; null is all that
+    its tenant may.
+    """
 
     name: Line = "default"
     scopes: list[Scope] = Field(default=["inference"], min_length=1, max_length=8)
     expires_at: Annotated[int, Field(ge=0, le=MAX_TIMESTAMP)] | None = None
+    allowed_models: Annotated[list[Line], Field(max_length=MAX_MODELS)] | None = None
+
+
+class KeyRotate(Body):
+    """`overlap_s`: how long the old key still works, in seconds."""
+
+    overlap_s: Annotated[int, Field(ge=0, le=MAX_OVERLAP_S)] = DAY_S
 
 
 class KeyView(BaseModel):
+    """`replaced_by`: the key that a rotation made of this one."""
+
     object: Literal["api_key"] = "api_key"
     id: str
     tenant_id: str
     name: str
     scopes: list[str]
+    allowed_models: list[str] | None
     last4: str
     created: Timestamp
+    created_by: str | None
     expires_at: Timestamp | None
     disabled_at: Timestamp | None
+    replaced_by: str | None
 
     @classmethod
     def of(cls, key: ApiKey) -> Self:
@@ -52,8 +71,11 @@ def _fields(key: ApiKey) -> dict[str, object]:
         "tenant_id": key.tenant_id,
         "name": key.name,
         "scopes": key.scopes,
+        "allowed_models": key.allowed_models,
         "last4": key.last4,
         "created": key.created_at,
+        "created_by": key.created_by,
         "expires_at": key.expires_at,
         "disabled_at": key.disabled_at,
+        "replaced_by": key.replaced_by,
     }

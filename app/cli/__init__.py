@@ -19,7 +19,6 @@ app = typer.Typer(
     name="tenfold",
     help="Multi-tenant multi-LoRA serving: one base model, thousands of adapters, one batch.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 app.command()(demo)

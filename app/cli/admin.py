@@ -1,7 +1,7 @@
 """`tenfold admin ...`: what an operator does, over the admin API.
 
-Knows nothing of the registry. The commands are in `admin_tenants.py`, `admin_keys.py` and
-`admin_adapters.py`.
+Knows nothing of the registry. The commands are in `admin_tenants.py`, `admin_keys.py`,
+`admin_adapters.py` and `admin_audit.py`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from app.cli.admin_adapters import adapter
+from app.cli.admin_audit import audit
 from app.cli.admin_client import Target
 from app.cli.admin_keys import key
 from app.cli.admin_tenants import tenant
@@ -20,6 +21,7 @@ admin = typer.Typer(name="admin", help="Manage tenants, keys and adapters.", no_
 admin.add_typer(tenant)
 admin.add_typer(key)
 admin.add_typer(adapter)
+admin.add_typer(audit)
 
 
 @admin.callback()

@@ -9,10 +9,20 @@ import typer
 
 from app.cli.admin_client import Json, client_of, show, show_json, stderr
 
-COLUMNS = ("id", "name", "scopes", "last4", "expires_at", "disabled_at")
+COLUMNS = (
+    "id",
+    "name",
+    "scopes",
+    "allowed_models",
+    "last4",
+    "expires_at",
+    "disabled_at",
+    "replaced_by",
+)
 DAY_S = 86400
+HOUR_S = 3600
 
-key = typer.Typer(name="key", help="Make, list and disable API keys.", no_args_is_help=True)
+key = typer.Typer(name="key", help="Make, list, rotate and disable API keys.", no_args_is_help=True)
 
 
 @key.command("create")
@@ -21,21 +31,25 @@ def create(
     tenant: str,
     name: Annotated[str, typer.Option(help="What the key is for.")] = "default",
     scope: Annotated[
-        list[str] | None, typer.Option(help="inference (default) or adapters:write; repeatable.")
+        list[str] | None,
+        typer.Option(help="inference (default), adapters:write or keys:write; repeatable."),
+    ] = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(help="An adapter's name, or a base's id, that it may call; repeatable."),
     ] = None,
     expires_in_days: Annotated[int | None, typer.Option(min=1)] = None,
     as_json: Json = False,
 ) -> None:
     """Make a key for a tenant. Its secret is shown this once."""
     body: dict[str, object] = {"name": name, "scopes": scope or ["inference"]}
+    if model:
+        body["allowed_models"] = model
     if expires_in_days is not None:
         body["expires_at"] = int(time.time()) + expires_in_days * DAY_S
-    created = client_of(context).call("POST", f"/tenants/{tenant}/keys", json=body)
-    if as_json:
-        show_json(created)
-        return
-    show([created], ("id", "scopes", "secret"))
-    stderr.print("The secret is not shown again.")
+    _show_secret(
+        client_of(context).call("POST", f"/tenants/{tenant}/keys", json=body), as_json=as_json
+    )
 
 
 @key.command("list")
@@ -45,8 +59,54 @@ def list_(context: typer.Context, tenant: str, as_json: Json = False) -> None:
     show_json(rows) if as_json else show(rows, COLUMNS)
 
 
+@key.command("show")
+def show_one(context: typer.Context, tenant: str, key_id: str, as_json: Json = False) -> None:
+    """Show one key, without its secret."""
+    found = client_of(context).call("GET", f"/tenants/{tenant}/keys/{key_id}")
+    show_json(found) if as_json else show([found], COLUMNS)
+
+
+@key.command("rotate")
+def rotate(
+    context: typer.Context,
+    tenant: str,
+    key_id: str,
+    overlap_hours: Annotated[
+        float, typer.Option(min=0, help="How long the old key still works.")
+    ] = 24.0,
+    as_json: Json = False,
+) -> None:
+    """Replace a key by a new one that may do the same. Its secret is shown this once."""
+    body = {"overlap_s": int(overlap_hours * HOUR_S)}
+    path = f"/tenants/{tenant}/keys/{key_id}/rotate"
+    _show_secret(client_of(context).call("POST", path, json=body), as_json=as_json)
+
+
 @key.command("disable")
 def disable(context: typer.Context, tenant: str, key_id: str, as_json: Json = False) -> None:
     """Refuse a key from now on."""
     disabled = client_of(context).call("POST", f"/tenants/{tenant}/keys/{key_id}/disable")
     show_json(disabled) if as_json else show([disabled], COLUMNS)
+
+
+@key.command("delete")
+def delete(
+    context: typer.Context,
+    tenant: str,
+    key_id: str,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Delete a key."""
+    if not yes:
+        typer.confirm(f"Delete the key {key_id} of {tenant}?", abort=True, err=True)
+    deleted = client_of(context).call("DELETE", f"/tenants/{tenant}/keys/{key_id}")
+    show_json(deleted) if as_json else show([deleted], ("id", "deleted"))
+
+
+def _show_secret(created: dict[str, object], *, as_json: bool) -> None:
+    if as_json:
+        show_json(created)
+        return
+    show([created], ("id", "scopes", "secret"))
+    stderr.print("The secret is not shown again.")

@@ -2,31 +2,50 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from app.cli.admin_client import Json, client_of, show, show_json
+from app.cli.admin_client import Json, client_of, fail, show, show_json
 
-COLUMNS = ("id", "slug", "external_id", "limits")
+COLUMNS = ("id", "slug", "external_id", "limits", "status")
+DETAILS = (*COLUMNS, "allowed_bases", "data_policy", "metadata", "etag")
 
-tenant = typer.Typer(name="tenant", help="Create, list and delete tenants.", no_args_is_help=True)
+ExternalId = Annotated[str | None, typer.Option(help="Your own id of this customer.")]
+Base = Annotated[
+    list[str] | None,
+    typer.Option(help="A base model that may be called without an adapter; repeatable."),
+]
+StoreDays = Annotated[
+    int | None,
+    typer.Option(min=0, help="Days for which prompts may be kept; 0: they never are."),
+]
+
+tenant = typer.Typer(
+    name="tenant", help="Create, change, suspend and delete tenants.", no_args_is_help=True
+)
 
 
 @tenant.command("create")
 def create(
     context: typer.Context,
     slug: str,
-    external_id: Annotated[str | None, typer.Option(help="Your own id of this customer.")] = None,
+    external_id: ExternalId = None,
     concurrency: Annotated[
         int | None, typer.Option(min=1, help="Requests in flight at once.")
     ] = None,
     queue_depth: Annotated[int | None, typer.Option(min=1, help="Requests that may wait.")] = None,
+    base: Base = None,
+    store_prompts_days: StoreDays = None,
     as_json: Json = False,
 ) -> None:
     """Create a tenant."""
     limits = {"concurrency": concurrency, "queue_depth": queue_depth}
-    body = {"slug": slug, "external_id": external_id, "limits": limits}
+    body: dict[str, Any] = {"slug": slug, "external_id": external_id, "limits": limits}
+    if base:
+        body["allowed_bases"] = base
+    if store_prompts_days is not None:
+        body["data_policy"] = _policy(store_prompts_days)
     created = client_of(context).call("POST", "/tenants", json=body)
     show_json(created) if as_json else show([created], COLUMNS)
 
@@ -38,15 +57,72 @@ def list_(context: typer.Context, as_json: Json = False) -> None:
     show_json(rows) if as_json else show(rows, COLUMNS)
 
 
+@tenant.command("show")
+def show_one(context: typer.Context, tenant: str, as_json: Json = False) -> None:
+    """Show one tenant."""
+    found = client_of(context).call("GET", f"/tenants/{tenant}")
+    show_json(found) if as_json else show([found], DETAILS)
+
+
+@tenant.command("set")
+def change(
+    context: typer.Context,
+    tenant: str,
+    external_id: ExternalId = None,
+    base: Base = None,
+    all_bases: Annotated[bool, typer.Option("--all-bases", help="Any base may be called.")] = False,
+    store_prompts_days: StoreDays = None,
+    if_match: Annotated[
+        str | None, typer.Option(help="The etag of what you mean to change.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Change what is given, and leave the rest."""
+    body: dict[str, Any] = {}
+    if external_id is not None:
+        body["external_id"] = external_id
+    if base or all_bases:
+        body["allowed_bases"] = None if all_bases else base
+    if store_prompts_days is not None:
+        body["data_policy"] = _policy(store_prompts_days)
+    if not body:
+        fail("nothing to change: see --help")
+    headers = {} if if_match is None else {"if-match": if_match}
+    changed = client_of(context).call("PATCH", f"/tenants/{tenant}", json=body, headers=headers)
+    show_json(changed) if as_json else show([changed], DETAILS)
+
+
+@tenant.command("suspend")
+def suspend(context: typer.Context, tenant: str, as_json: Json = False) -> None:
+    """Refuse a tenant's new requests; those that run finish."""
+    suspended = client_of(context).call("POST", f"/tenants/{tenant}/suspend")
+    show_json(suspended) if as_json else show([suspended], COLUMNS)
+
+
+@tenant.command("resume")
+def resume(context: typer.Context, tenant: str, as_json: Json = False) -> None:
+    """Take a suspended tenant's requests again."""
+    resumed = client_of(context).call("POST", f"/tenants/{tenant}/resume")
+    show_json(resumed) if as_json else show([resumed], COLUMNS)
+
+
 @tenant.command("delete")
 def delete(
     context: typer.Context,
     tenant: str,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    erase: Annotated[
+        bool, typer.Option("--erase", help="Do not leave running requests their adapters' bytes.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Delete a tenant with its keys and adapters."""
+    """Delete a tenant with its keys and adapters. The ledger and the audit log stay."""
     if not yes:
         typer.confirm(f"Delete {tenant} with all its keys and adapters?", abort=True, err=True)
-    deleted = client_of(context).call("DELETE", f"/tenants/{tenant}")
-    show_json(deleted) if as_json else show([deleted], ("id", "deleted"))
+    query = {"erase": "true"} if erase else {}
+    deleted = client_of(context).call("DELETE", f"/tenants/{tenant}", params=query)
+    show_json(deleted) if as_json else show([deleted], ("id", "deleted", "erased"))
+
+
+def _policy(days: int) -> dict[str, object]:
+    return {"store_prompts": days > 0, "retention_days": days or None}

@@ -1,22 +1,27 @@
-"""`/admin/v1/tenants`: operators create, list, read and delete tenants."""
+"""`/admin/v1/tenants`: operators create, change, suspend and delete tenants."""
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from fastapi import APIRouter, Depends
 
+from app.audit.trail import Trail
 from app.auth import require_operator
-from app.bodies import Deleted
+from app.context import AppContext, get_context
+from app.etags import IfMatch
 from app.pages import Page, Paging
 from app.session import RequestSession
 from app.tenants import service
-from app.tenants.schemas import TenantCreate, TenantView
+from app.tenants.schemas import TenantCreate, TenantDeleted, TenantPatch, TenantView
 
 router = APIRouter(prefix="/tenants", dependencies=[Depends(require_operator)])
+Context = Annotated[AppContext, Depends(get_context)]
 
 
 @router.post("", status_code=201)
-async def create_tenant(body: TenantCreate, session: RequestSession) -> TenantView:
-    return TenantView.of(await service.create_tenant(session, body))
+async def create_tenant(body: TenantCreate, session: RequestSession, trail: Trail) -> TenantView:
+    return TenantView.of(await service.create_tenant(session, body, trail))
 
 
 @router.get("")
@@ -30,7 +35,32 @@ async def get_tenant(tenant: str, session: RequestSession) -> TenantView:
     return TenantView.of(await service.find_tenant(session, tenant))
 
 
+@router.patch("/{tenant}")
+async def change_tenant(
+    tenant: str,
+    body: TenantPatch,
+    session: RequestSession,
+    trail: Trail,
+    if_match: IfMatch = None,
+) -> TenantView:
+    return TenantView.of(await service.change_tenant(session, tenant, body, if_match, trail))
+
+
+@router.post("/{tenant}/suspend")
+async def suspend_tenant(
+    tenant: str, session: RequestSession, trail: Trail, context: Context
+) -> TenantView:
+    suspended = await service.suspend_tenant(session, tenant, trail, now=context.now())
+    return TenantView.of(suspended)
+
+
+@router.post("/{tenant}/resume")
+async def resume_tenant(tenant: str, session: RequestSession, trail: Trail) -> TenantView:
+    return TenantView.of(await service.resume_tenant(session, tenant, trail))
+
+
 @router.delete("/{tenant}")
-async def delete_tenant(tenant: str, session: RequestSession) -> Deleted:
-    deleted = await service.delete_tenant(session, tenant)
-    return Deleted(id=deleted.id, object="tenant")
+async def delete_tenant(
+    tenant: str, session: RequestSession, trail: Trail, erase: bool = False
+) -> TenantDeleted:
+    return await service.delete_tenant(session, tenant, trail, erase=erase)

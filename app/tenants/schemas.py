@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, model_validator
 
 from app.bodies import Body, Label, LabelValue, Line, Timestamp
+from app.etags import etag_of
 from app.tables import Tenant
 
 MAX_LABELS = 16
+MAX_BASES = 64
+MAX_RETENTION_DAYS = 3650
 Limit = Annotated[int, Field(ge=1, le=1_000_000)]
+Labels = Annotated[dict[Label, LabelValue], Field(max_length=MAX_LABELS)]
+Bases = Annotated[list[Line], Field(max_length=MAX_BASES)]
 
 
 class TenantLimits(Body):
@@ -20,29 +25,81 @@ class TenantLimits(Body):
     queue_depth: Limit | None = None
 
 
+class DataPolicy(Body):
+    """Whether prompts and answers may be kept at all, and then for how long. By default: never."""
+
+    store_prompts: bool = False
+    retention_days: Annotated[int, Field(ge=1, le=MAX_RETENTION_DAYS)] | None = None
+
+    @model_validator(mode="after")
+    def _has_an_end(self) -> Self:
+        if self.store_prompts != (self.retention_days is not None):
+            raise ValueError("retention_days goes with store_prompts, and only with it")
+        return self
+
+
 class TenantCreate(Body):
+    """`allowed_bases`: ids of base models that may be called without an adapter; null is all."""
+
     slug: str
     external_id: Line | None = None
-    metadata: dict[Label, LabelValue] = Field(default_factory=dict, max_length=MAX_LABELS)
+    metadata: Labels = Field(default_factory=dict)
     limits: TenantLimits = TenantLimits()
+    allowed_bases: Bases | None = None
+    data_policy: DataPolicy = DataPolicy()
+
+
+class TenantPatch(Body):
+    """What is not sent stays as it is."""
+
+    external_id: Line | None = None
+    metadata: Labels = Field(default_factory=dict)
+    allowed_bases: Bases | None = None
+    data_policy: DataPolicy = DataPolicy()
 
 
 class TenantView(BaseModel):
     object: Literal["tenant"] = "tenant"
     id: str
     slug: str
+    status: Literal["active", "suspended"]
     external_id: str | None
     metadata: dict[str, str]
     limits: TenantLimits
+    allowed_bases: list[str] | None
+    data_policy: DataPolicy
     created: Timestamp
+    suspended_at: Timestamp | None
+    etag: str
 
     @classmethod
     def of(cls, tenant: Tenant) -> Self:
-        return cls(
+        view = cls(
             id=tenant.id,
             slug=tenant.slug,
+            status="active" if tenant.suspended_at is None else "suspended",
             external_id=tenant.external_id,
             metadata=tenant.labels,
             limits=TenantLimits(concurrency=tenant.concurrency, queue_depth=tenant.queue_depth),
+            allowed_bases=tenant.allowed_bases,
+            data_policy=DataPolicy(
+                store_prompts=tenant.stores_prompts, retention_days=tenant.prompt_retention_days
+            ),
             created=tenant.created_at,
+            suspended_at=tenant.suspended_at,
+            etag="",
         )
+        return view.model_copy(update={"etag": etag_of(view.model_dump(mode="json"))})
+
+
+class TenantDeleted(BaseModel):
+    """`erased`: how many keys, adapters and versions went with the tenant, and of how many bytes.
+
+    `bytes_gone_within_s`: when the worker has removed the last of them.
+    """
+
+    id: str
+    object: Literal["tenant"] = "tenant"
+    deleted: Literal[True] = True
+    erased: dict[str, int]
+    bytes_gone_within_s: int

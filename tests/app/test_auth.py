@@ -101,6 +101,20 @@ async def test_expired_key_is_refused(
     assert code(await api.get("/v1/models", headers=headers)) == (401, "key_expired")
 
 
+async def test_suspended_tenant_is_refused_until_it_is_resumed(
+    operator: Operator, api: httpx.AsyncClient
+) -> None:
+    acme = await operator.new_tenant("acme")
+
+    await operator.done("POST", "/tenants/acme/suspend")
+    for path in ("/v1/models", "/v1/adapters", "/t/acme/v1/models"):
+        response = await api.get(path, headers=acme.headers)
+        assert code(response) == (403, "tenant_suspended"), path
+    await operator.done("POST", "/tenants/acme/resume")
+
+    assert (await api.get("/v1/models", headers=acme.headers)).status_code == 200
+
+
 async def test_deleted_key_and_deleted_tenant_are_refused(
     operator: Operator, api: httpx.AsyncClient
 ) -> None:

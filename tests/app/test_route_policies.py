@@ -18,11 +18,13 @@ POLICIES = {
     auth.public: "public",
     auth.require_inference: "inference",
     auth.require_adapters_write: "adapters:write",
+    auth.require_keys_write: "keys:write",
     auth.require_operator: "operator",
 }
 VALID_BODIES = {
     ("POST", "keys"): {},
     ("POST", "adapters"): {"name": "x"},
+    ("PATCH", "{tenant}"): {},
     ("PUT", "{alias}"): {"version": "v1"},
 }
 PUBLIC_ROUTES = {("GET", "/livez"), ("GET", "/readyz"), ("GET", "/metrics")}
@@ -115,7 +117,11 @@ async def test_without_a_key_every_route_is_closed(
 async def test_without_the_scope_every_route_is_closed(
     tenant_app: FastAPI, api: httpx.AsyncClient, operator: Operator, acme: Tenant
 ) -> None:
-    others = {"inference": "adapters:write", "adapters:write": "inference"}
+    others = {
+        "inference": "adapters:write",
+        "adapters:write": "keys:write",
+        "keys:write": "inference",
+    }
     keys = {scope: await operator.new_key("acme", scopes=[scope]) for scope in others}
 
     for method, path, policy in routes_of(tenant_app):

@@ -95,7 +95,7 @@ def test_table_that_no_terminal_shows_has_every_id_in_full(run: Command) -> None
 
     header, row = run("tenant", "list").stdout.splitlines()
 
-    assert header.split() == ["id", "slug", "external_id", "limits"]
+    assert header.split() == ["id", "slug", "external_id", "limits", "status"]
     assert row.split()[:3] == [tenant["id"], "acme", external_id]
 
 

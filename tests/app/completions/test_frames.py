@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from app.adapters.resolver import ResolvedModel
-from app.auth import Principal
 from app.completions.choice import Choice, Delta
 from app.completions.connection import ClientGoneError, while_connected
 from app.completions.responses import Head
@@ -18,10 +17,11 @@ from app.completions.shapes import ChatShape, Shape, TextShape
 from app.completions.streaming import DONE, KEEPALIVE, frames
 from app.completions.tokenizer import Tokenizer
 from app.errors import UnavailableError
+from tests.builders.principals import make_principal
 from tests.builders.requests import make_request
 
 HEAD = Head("id", 1, "m", "fp")
-PRINCIPAL = Principal("ten_a", "a", "key_a", frozenset(), 1, 1)
+PRINCIPAL = make_principal()
 SHAPES = [ChatShape(HEAD), TextShape(HEAD)]
 
 

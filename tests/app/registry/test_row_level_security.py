@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import select, text
 from sqlalchemy.exc import IntegrityError, ProgrammingError
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from app.db import Database, key_scope, operator_scope, tenant_scope, worker_scope
+from app.adapters.repository import AdapterRepository
+from app.db import Database, operator_scope, tenant_scope, worker_scope
+from app.tables import Adapter
 from tests.fixtures.servers import TestDatabase
 
 TENANT_TABLES = (
@@ -22,7 +24,10 @@ TENANT_TABLES = (
     "adapter_versions",
     "adapter_aliases",
     "adapter_jobs",
+    "audit_events",
+    "audit_heads",
 )
+APPEND_ONLY = ("audit_events", "audit_heads")
 SEED = (
     "INSERT INTO tenants (id, slug) VALUES ('ten_{t}', '{t}')",
     "INSERT INTO api_keys (id, tenant_id, name, key_hash, last4, scopes)"
@@ -36,6 +41,9 @@ SEED = (
     " VALUES ('adp_{t}', 'prod', 'ten_{t}', 'ver_{t}')",
     "INSERT INTO adapter_jobs (id, tenant_id, kind, subject)"
     " VALUES ('job_{t}', 'ten_{t}', 'verify', 'ver_{t}')",
+    "INSERT INTO audit_events (tenant_id, seq, id, recorded_at, actor, request_id, action, target,"
+    " mac) VALUES ('ten_{t}', 1, 'aud_{t}', now(), 'operator', 'req', 'x.done', 'x', '')",
+    "INSERT INTO audit_heads (tenant_id, seq, mac, seal) VALUES ('ten_{t}', 1, '', '')",
 )
 
 
@@ -94,7 +102,7 @@ async def test_control_superuser_would_leak_every_tenant(owner: Database, table:
 async def test_another_tenants_rows_cannot_be_changed(session: AsyncSession) -> None:
     await tenant_scope(session, "ten_acme")
 
-    for table in TENANT_TABLES:
+    for table in sorted(set(TENANT_TABLES) - set(APPEND_ONLY)):
         owner = "id" if table == "tenants" else "tenant_id"
         update = await session.execute(
             text(f"UPDATE {table} SET {owner} = {owner} WHERE {owner} = 'ten_globex'")
@@ -145,25 +153,25 @@ async def test_scope_ends_with_the_transaction(session: AsyncSession) -> None:
     assert await counts(session) == {}
 
 
-async def test_presented_hash_shows_one_key_and_its_tenant(session: AsyncSession) -> None:
-    await key_scope(session, "hash-acme")
+async def test_presented_hash_leads_into_its_tenant_and_no_other(session: AsyncSession) -> None:
+    enter = text("SELECT enter_tenant_of_key(:key_hash)")
 
-    assert await counts(session) == {"tenants": 1, "api_keys": 1}
+    assert await session.scalar(enter, {"key_hash": "hash-acme"}) == "ten_acme"
+    assert await count(session, "adapters") == 1
     assert await session.scalar(text("SELECT slug FROM tenants")) == "acme"
 
 
-async def test_presented_hash_grants_no_write(session: AsyncSession) -> None:
-    await key_scope(session, "hash-acme")
-
-    update = await session.execute(text("UPDATE api_keys SET scopes = '{admin}'"))
-    delete = await session.execute(text("DELETE FROM tenants"))
-
-    assert (update.rowcount, delete.rowcount) == (0, 0)
+async def test_unknown_hash_leads_nowhere_and_out_of_where_one_was(session: AsyncSession) -> None:
+    await tenant_scope(session, "ten_acme")
+    for unknown in ("hash-nobody", "", "%"):
+        enter = text("SELECT enter_tenant_of_key(:key_hash)")
+        assert await session.scalar(enter, {"key_hash": unknown}) is None
+        assert await counts(session) == {}
 
 
 async def test_operator_scope_shows_tenants_and_nothing_they_own(session: AsyncSession) -> None:
     await operator_scope(session)
-    assert await counts(session) == {"tenants": 2}
+    assert await counts(session) == {"tenants": 2, "audit_heads": 2}
 
 
 async def test_worker_scope_shows_jobs_and_nothing_they_are_about(session: AsyncSession) -> None:
@@ -175,3 +183,31 @@ async def test_a_new_scope_replaces_the_old_one(session: AsyncSession) -> None:
     await operator_scope(session)
     await tenant_scope(session, "ten_acme")
     assert await count(session, "tenants") == 1
+
+
+async def test_a_query_that_forgets_its_tenant_brings_back_no_foreign_row(
+    session: AsyncSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The repositories' own condition is sabotaged: they ask for everybody's."""
+    monkeypatch.setattr(AdapterRepository, "_adapters", lambda self: select(Adapter))
+    await tenant_scope(session, "ten_acme")
+
+    rows = await AdapterRepository(session, "ten_acme").list_page(None, 10)
+
+    assert [row.tenant_id for row in rows] == ["ten_acme"]
+
+
+async def test_control_without_row_level_security_the_same_query_brings_back_all(
+    owner: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(AdapterRepository, "_adapters", lambda self: select(Adapter))
+    async with owner.session() as session:
+        await tenant_scope(session, "ten_acme")
+        assert len(await AdapterRepository(session, "ten_acme").list_page(None, 10)) == 2
+
+
+async def test_a_session_whose_scope_was_never_set_brings_back_nothing(
+    session: AsyncSession,
+) -> None:
+    """The scoping helper itself is sabotaged: nothing is better than something of another's."""
+    assert await AdapterRepository(session, "ten_acme").list_page(None, 10) == []

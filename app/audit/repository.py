@@ -1,0 +1,97 @@
+"""The SQL of the audit log.
+
+Knows nothing of MACs. Invariants: whoever appends to a chain holds its head until the transaction
+ends, so that a chain never forks; every query names the chain, which is a tenant's id or the
+fleet's, and the session is in its scope, but for `list_heads`, which is the operator's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+from sqlalchemy import func, literal, select, update
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from app.audit.chain import START, Head, Link
+from app.tables import AuditEvent, AuditHead
+
+_LINK = [getattr(AuditEvent, field.name) for field in fields(Link)]
+_HEAD = [getattr(AuditHead, field.name) for field in fields(Head)]
+
+
+class AuditRepository:
+    """One chain."""
+
+    def __init__(self, session: AsyncSession, tenant_id: str) -> None:
+        self._session = session
+        self._tenant_id = tenant_id
+
+    async def lock_head(self) -> Head:
+        """The chain's head, ours until the transaction ends; that of an empty chain has seq 0."""
+        await self._session.execute(
+            insert(AuditHead)
+            .values(tenant_id=self._tenant_id, seq=0, mac=START, seal="")
+            .on_conflict_do_nothing()
+        )
+        rows = await self._session.execute(
+            select(*_HEAD).where(AuditHead.tenant_id == self._tenant_id).with_for_update()
+        )
+        return Head(*rows.one())
+
+    async def append(self, link: Link, head: Head) -> None:
+        """Add an event, and the head that it makes."""
+        self._session.add(
+            AuditEvent(**{field.name: getattr(link, field.name) for field in fields(Link)})
+        )
+        await self._session.flush()
+        await self._session.execute(
+            update(AuditHead)
+            .where(AuditHead.tenant_id == self._tenant_id)
+            .values(seq=head.seq, mac=head.mac, seal=head.seal)
+        )
+
+    async def get_end(self) -> tuple[Head | None, int]:
+        """The head and the last event's seq, as they were at one and the same moment."""
+        last = (
+            select(func.coalesce(func.max(AuditEvent.seq), 0))
+            .where(AuditEvent.tenant_id == self._tenant_id)
+            .scalar_subquery()
+        )
+        one = select(literal(1).label("one")).subquery()
+        rows = await self._session.execute(
+            select(last, *_HEAD).select_from(
+                one.outerjoin(AuditHead, AuditHead.tenant_id == self._tenant_id)
+            )
+        )
+        seq, *head = rows.one()
+        return (None if head[0] is None else Head(*head)), seq
+
+    async def list_links(self, after_seq: int, last_seq: int, limit: int) -> list[Link]:
+        """Events in order of the chain, none after `last_seq`."""
+        rows = await self._session.execute(
+            select(*_LINK)
+            .where(
+                AuditEvent.tenant_id == self._tenant_id,
+                AuditEvent.seq > after_seq,
+                AuditEvent.seq <= last_seq,
+            )
+            .order_by(AuditEvent.seq)
+            .limit(limit)
+        )
+        return [Link(*row) for row in rows]
+
+    async def list_page(self, after: str | None, limit: int) -> list[AuditEvent]:
+        query = select(AuditEvent).where(AuditEvent.tenant_id == self._tenant_id)
+        if after is not None:
+            query = query.where(AuditEvent.id > after)
+        return list(await self._session.scalars(query.order_by(AuditEvent.id).limit(limit)))
+
+
+async def list_heads(session: AsyncSession, after: str | None, limit: int) -> list[Head]:
+    """The heads of all chains, by their tenants' ids. In the operator's scope."""
+    query = select(*_HEAD)
+    if after is not None:
+        query = query.where(AuditHead.tenant_id > after)
+    rows = await session.execute(query.order_by(AuditHead.tenant_id).limit(limit))
+    return [Head(*row) for row in rows]

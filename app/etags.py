@@ -1,0 +1,39 @@
+"""Etags: a change may say which state it is meant for (`If-Match`), and is refused for another.
+
+Knows nothing of objects. Invariant: an etag is a function of what the API shows of an object, so
+that two states which look alike have the same one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from fastapi import Header
+
+from app.errors import ConflictError
+
+NUM_DIGITS = 32
+
+IfMatch = Annotated[str | None, Header(max_length=256)]
+
+
+def etag_of(shown: Mapping[str, Any]) -> str:
+    """The etag of an object, from what is shown of it, as JSON values."""
+    text = json.dumps(shown, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:NUM_DIGITS]
+
+
+def check_etag(current: str, if_match: str | None) -> None:
+    """Raises ConflictError (`etag_mismatch`) where `if_match` names other states than `current`."""
+    if if_match is None or if_match.strip() == "*":
+        return
+    wanted = {part.strip().removeprefix("W/").strip('"') for part in if_match.split(",")}
+    if current not in wanted:
+        raise ConflictError(
+            "The object has changed since you read it. Read it again.",
+            code="etag_mismatch",
+            details={"etag": current},
+        )

@@ -1,0 +1,94 @@
+"""Whatever changes something over REST is in the audit log: a route that is not is noticed here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import httpx
+from fastapi import FastAPI
+from fastapi.routing import iter_route_contexts
+
+from app.api import ADMIN_PREFIX, TENANT_PREFIXES
+from lora.base_spec import BaseSpec
+from tests.builders.adapter_files import adapter_files
+from tests.builders.operator import Operator
+
+Change = tuple[str, str, Mapping[str, Any]]  # method, path below `/admin/v1`, what is sent
+
+INFERENCE = {("POST", "/chat/completions"), ("POST", "/completions")}
+
+
+def changes(base: BaseSpec) -> list[Change]:
+    """Each changing route, once, in an order in which each changes something."""
+    files = {name: (name, content) for name, content in adapter_files(base).items()}
+    acme, bot = "/tenants/{tenant}", "/tenants/{tenant}/adapters/{adapter}"
+    return [
+        ("POST", "/tenants", {"json": {"slug": "acme"}}),
+        ("PATCH", acme, {"json": {"metadata": {"a": "b"}}}),
+        ("POST", f"{acme}/suspend", {}),
+        ("POST", f"{acme}/resume", {}),
+        ("POST", f"{acme}/keys", {"json": {}}),
+        ("POST", f"{acme}/keys/{{key}}/rotate", {}),
+        ("POST", f"{acme}/keys/{{key}}/disable", {}),
+        ("DELETE", f"{acme}/keys/{{key}}", {}),
+        ("POST", f"{acme}/adapters", {"json": {"name": "bot"}}),
+        ("POST", f"{bot}/versions", {"files": files}),
+        ("PUT", f"{bot}/aliases/{{alias}}", {"json": {"version": "v1"}}),
+        ("DELETE", f"{bot}/aliases/{{alias}}", {}),
+        ("DELETE", f"{bot}/versions/{{version}}", {}),
+        ("DELETE", bot, {}),
+        ("DELETE", acme, {}),
+    ]
+
+
+def changing_routes(app: FastAPI, prefix: str) -> set[tuple[str, str]]:
+    """(method, path below the prefix) of every route that may change something."""
+    return {
+        (method, context.path.removeprefix(prefix))
+        for context in iter_route_contexts(app.routes)
+        for method in context.methods
+        if method not in ("GET", "HEAD") and context.path.startswith(prefix)
+    }
+
+
+async def num_events(operator: Operator) -> int:
+    heads = (await operator.done("GET", "/audit", params={"limit": 100}))["data"]
+    return sum(head["seq"] for head in heads)
+
+
+async def test_every_change_leaves_an_event(operator: Operator, tiny_base: BaseSpec) -> None:
+    names = {"tenant": "acme", "adapter": "bot", "alias": "prod", "version": "v1"}
+    before = await num_events(operator)
+    for method, path, sent in changes(tiny_base):
+        done = await operator.done(method, path.format_map({"key": "", **names}), **sent)
+        if path.endswith("/keys"):
+            names["key"] = done["id"]
+        await operator.run_jobs()  # an alias needs a version that was verified
+        after = await num_events(operator)
+        assert after > before, (method, path)
+        before = after
+    fleet = await operator.done("GET", "/audit/fleet/verification")
+    assert fleet["is_intact"]
+
+
+async def test_every_changing_route_is_tried_here(
+    tenant_app: FastAPI, admin_app: FastAPI, tiny_base: BaseSpec
+) -> None:
+    tried = {(method, path) for method, path, _ in changes(tiny_base)}
+    tenants_own = {(method, path.removeprefix("/tenants/{tenant}")) for method, path in tried}
+
+    assert changing_routes(admin_app, ADMIN_PREFIX) == tried
+    for prefix in TENANT_PREFIXES:
+        assert changing_routes(tenant_app, prefix) <= tenants_own | INFERENCE
+
+
+async def test_reading_leaves_none(
+    operator: Operator, api: httpx.AsyncClient, admin_app: FastAPI
+) -> None:
+    acme = await operator.new_tenant("acme")
+    before = await num_events(operator)
+    for path in ("/tenants", "/tenants/acme", "/tenants/acme/keys", "/audit/acme"):
+        await operator.done("GET", path)
+    await api.get("/v1/models", headers=acme.headers)
+    assert await num_events(operator) == before

@@ -1,0 +1,235 @@
+"""An API process with two tenants on real servers, for whoever tries its doors.
+
+Knows nothing of what is tried. Invariants: whatever belongs to a tenant has a name, an id or a text
+that nothing else has, so that it is recognised wherever it turns up; an absent object is named as
+one of its kind would be.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import re
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import httpx
+from fastapi import FastAPI
+from fastapi.dependencies.models import Dependant
+from fastapi.routing import iter_route_contexts
+
+from app import auth
+from app.adapters.jobs import JobRunner
+from app.api import create_admin_app, create_app
+from app.context import AppContext, open_context
+from app.settings import Settings
+from tests.builders.adapter_files import adapter_files
+from tests.builders.operator import Operator
+from tests.builders.stub_engine import StubEngine
+
+SCOPES = ("inference", "adapters:write", "keys:write")
+POLICIES = {
+    auth.require_inference: "inference",
+    auth.require_adapters_write: "adapters:write",
+    auth.require_keys_write: "keys:write",
+    auth.require_operator: "operator",
+    auth.public: "public",
+}
+ABSENT = {
+    "tenant": "q9q9q9",
+    "adapter": "z7z7z7",
+    "alias": "w8w8w8",
+    "version": f"ver_{'0' * 26}",
+    "key": f"key_{'0' * 26}",
+    "model": "z7z7z7",
+}
+
+Side = Literal["admin", "tenant"]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """`policy`: the scope it wants, `operator` or `public`."""
+
+    side: Side
+    method: str
+    path: str
+    policy: str
+
+    @property
+    def parameters(self) -> list[str]:
+        return re.findall(r"\{(\w+)(?::path)?\}", self.path)
+
+    @property
+    def objects(self) -> list[str]:
+        """Kinds of things that a request names, in its path or its body, and that have an owner."""
+        kinds = [kind for kind in self.parameters if kind in ("adapter", "version", "key", "model")]
+        if self.path.endswith("/completions"):
+            kinds.append("model")
+        if (self.method, self.path.rpartition("/")[2]) == ("PUT", "{alias}"):
+            kinds.append("version")
+        return kinds
+
+    @property
+    def is_read_only(self) -> bool:
+        return self.method == "GET" or self.path.endswith("/completions")
+
+    def body(self, names: dict[str, str]) -> dict[str, Any] | None:
+        """What is sent with it, about what `names` names."""
+        match self.method, self.path.rpartition("/")[2]:
+            case "POST", "completions" if "chat" in self.path:
+                messages = [{"role": "user", "content": "Hi"}]
+                return {"model": names["model"], "messages": messages, "max_tokens": 1}
+            case "POST", "completions":
+                return {"model": names["model"], "prompt": "Hi", "max_tokens": 1}
+            case "PUT", "{alias}":
+                return {"version": names["version"]}
+            case "POST", "keys" | "adapters":
+                return {"name": "made"}
+            case "PATCH", _:
+                return {}
+        return None
+
+    def at(self, names: dict[str, str]) -> str:
+        """The path to what `names` names."""
+        return re.sub(r"\{(\w+)(?::path)?\}", lambda match: names.get(match[1], "x"), self.path)
+
+
+@dataclass(slots=True)
+class Tenant:
+    """`secrets`: a key with all scopes, one for each scope that lacks it, and dead ones."""
+
+    id: str
+    slug: str
+    names: dict[str, str]
+    marks: set[str]
+    secrets: dict[str, str]
+    dead: list[str] = field(default_factory=list)
+    key_ids: dict[str, str] = field(default_factory=dict)
+    is_suspended: bool = False
+
+
+class World:
+    def __init__(
+        self, context: AppContext, operator: Operator, clients: dict[Side, httpx.AsyncClient]
+    ) -> None:
+        self.operator = operator
+        self.clients = clients
+        self.routes = list(_routes("tenant", create_app(context))) + list(
+            _routes("admin", create_admin_app(context))
+        )
+        self._base = context.base
+        self._numbers = itertools.count(1)
+
+    async def new_tenant(self) -> Tenant:
+        """With an adapter, a version, an alias, and keys of every kind."""
+        number = f"{next(self._numbers):04d}"
+        slug, adapter, alias = f"t{number}x", f"bot{number}xx", f"al{number}"
+        note = f"canary-of-{number}"
+        row = await self.operator.done(
+            "POST", "/tenants", json={"slug": slug, "external_id": f"crm-{note}"}
+        )
+        tenant_id = row["id"]
+        made = await self.operator.done(
+            "POST", f"/tenants/{slug}/adapters", json={"name": adapter, "description": note}
+        )
+        files = adapter_files(self._base, rank=1, seed=int(number))
+        version = await self.operator.push(slug, adapter, files)
+        path = f"/tenants/{slug}/adapters/{adapter}/aliases/{alias}"
+        await self.operator.done("PUT", path, json={"version": version["version"]})
+        tenant = Tenant(
+            id=tenant_id,
+            slug=slug,
+            names={
+                "tenant": slug,
+                "adapter": adapter,
+                "alias": alias,
+                "version": version["id"],
+                "model": adapter,
+            },
+            marks={tenant_id, slug, adapter, alias, note, made["id"], version["id"]},
+            secrets={},
+        )
+        tenant.marks |= {version["digest"]}
+        await self.new_key(tenant, "all", SCOPES)
+        for scope in SCOPES:
+            await self.new_key(tenant, scope, [other for other in SCOPES if other != scope])
+        await self.kill_key(tenant)
+        return tenant
+
+    async def new_key(self, tenant: Tenant, name: str, scopes: Any) -> None:
+        key = await self.operator.new_key(tenant.id, scopes=scopes)
+        tenant.secrets[name] = key["secret"]
+        tenant.key_ids[name] = key["id"]
+        tenant.names["key"] = tenant.key_ids["all"] if "all" in tenant.key_ids else key["id"]
+        tenant.marks |= {key["id"]}
+
+    async def kill_key(self, tenant: Tenant, *, is_deleted: bool = False) -> None:
+        """The key with all scopes is revoked, and another one takes its place."""
+        key_id, secret = tenant.key_ids["all"], tenant.secrets["all"]
+        path = f"/tenants/{tenant.id}/keys/{key_id}"
+        if is_deleted:
+            await self.operator.done("DELETE", path)
+        else:
+            await self.operator.done("POST", f"{path}/disable")
+        tenant.dead.append(secret)
+        await self.new_key(tenant, "all", SCOPES)
+
+    async def ask(self, route: Route, names: dict[str, str], secret: str | None) -> httpx.Response:
+        headers = {} if secret is None else {"authorization": f"Bearer {secret}"}
+        return await self.clients[route.side].request(
+            route.method, route.at(names), headers=headers, json=route.body(names)
+        )
+
+    async def possessions(self, tenant: Tenant) -> list[Any]:
+        """All that the operator is shown of a tenant."""
+        of = f"/tenants/{tenant.id}"
+        adapter = f"{of}/adapters/{tenant.names['adapter']}"
+        paths = (of, f"{of}/keys", f"{of}/adapters", f"{adapter}/versions")
+        return [(await self.operator.call("GET", path)).json() for path in paths]
+
+
+def _routes(side: Side, app: FastAPI) -> Iterator[Route]:
+    for context in iter_route_contexts(app.routes):
+        policy = _policy(context.dependant)
+        for method in sorted(context.methods):
+            yield Route(side, method, context.path, policy)
+
+
+def _policy(dependant: Dependant) -> str:
+    """The one policy that a route declares."""
+    found = {POLICIES[dependant.call]} if dependant.call in POLICIES else set()
+    for child in dependant.dependencies:
+        found |= {_policy(child)} - {""}
+    return found.pop() if found else ""
+
+
+@asynccontextmanager
+async def _opened(settings: Settings) -> AsyncIterator[World]:
+    async with open_context(settings) as context:
+        jobs = JobRunner(context.database, context.store, context.base, context.now)
+        apps: dict[Side, FastAPI] = {
+            "tenant": create_app(context),
+            "admin": create_admin_app(context),
+        }
+        clients = {
+            side: httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://t")
+            for side, app in apps.items()
+        }
+        yield World(context, Operator(clients["admin"], jobs), clients)
+        for client in clients.values():
+            await client.aclose()
+
+
+@contextmanager
+def open_world(settings: Settings, runner: asyncio.Runner) -> Iterator[World]:
+    """A world on `runner`'s event loop, with an engine that answers whoever is let in."""
+    opening = _opened(settings)
+    with StubEngine(settings.redis_url, reply=lambda request: request.prompt_token_ids[:1]):
+        world = runner.run(opening.__aenter__())
+        try:
+            yield world
+        finally:
+            runner.run(opening.__aexit__(None, None, None))

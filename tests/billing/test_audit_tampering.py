@@ -1,0 +1,120 @@
+"""Whoever has the run of the database, but not of the secret, changes no audit log unnoticed.
+
+Each tampering is tried alone, on a chain as the API makes it.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+
+import pytest
+from sqlalchemy import insert
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from app.audit.chain import START, Link, audit_key, head_seal, link_mac
+from app.audit.service import verify_chain
+from app.audit.trail import AuditTrail
+from app.db import Database, tenant_scope
+from app.tables import AuditEvent, AuditHead
+from tests.builders.tampering import draw_tampering
+from tests.fixtures.servers import TestDatabase
+
+NUM_TAMPERINGS = 1_000 if os.environ.get("TEST_FAULTS") == "soak" else 500
+SEED = 16
+NUM_EVENTS = 40
+LONG = 20_000
+PROMISED_PER_S = 50_000
+BUSY_MACHINE_PER_S = 10_000
+TENANT = "ten_" + "0" * 26
+KEY = audit_key("pepper-of-the-tests")
+
+
+@dataclass(slots=True)
+class Ticking:
+    """Times that differ by microseconds."""
+
+    now: int = 1_800_000_000_000_000
+
+    def tick(self) -> datetime:
+        self.now += 1
+        return datetime.fromtimestamp(self.now / 1e6, UTC)
+
+
+@pytest.fixture
+async def owner(database: TestDatabase) -> AsyncIterator[Database]:
+    owner = Database(database.owner_url, pool_size=1)
+    yield owner
+    await owner.close()
+
+
+async def write_chain(session: AsyncSession, length: int) -> None:
+    clock = Ticking()
+    await tenant_scope(session, TENANT)
+    for number in range(length):
+        trail = AuditTrail(KEY, "operator", f"req_{number}", clock.tick())
+        after = {"name": f"key {number}", "scopes": ["inference"]}
+        before = None if number % 2 else {"name": "old"}
+        await trail.record(
+            session, TENANT, "key.created", f"key_{number}", before=before, after=after
+        )
+    await session.commit()
+
+
+async def write_long_chain(session: AsyncSession, length: int) -> None:
+    """The same rows, without a round trip for each."""
+    clock, mac, rows = Ticking(), START, []
+    for seq in range(1, length + 1):
+        fields = ("operator", f"req_{seq}", "key.created", f"key_{seq}", None, '{"name":"key"}')
+        link = Link(TENANT, seq, f"aud_{seq}", clock.tick(), *fields, "")
+        mac = link_mac(KEY, mac, link)
+        rows.append(asdict(link) | {"mac": mac})
+    await session.execute(insert(AuditEvent), rows)
+    head = {"tenant_id": TENANT, "seq": length, "mac": mac}
+    seal = head_seal(KEY, TENANT, length, mac)
+    await session.execute(insert(AuditHead), [head | {"seal": seal}])
+    await session.commit()
+
+
+async def findings(session: AsyncSession) -> list[str]:
+    return (await verify_chain(session, KEY, TENANT)).findings
+
+
+async def test_every_tampering_is_found(
+    owner: Database, record_property: Callable[[str, object], None]
+) -> None:
+    draw = random.Random(SEED)
+    missed: list[str] = []
+    kinds: Counter[str] = Counter()
+    async with owner.session() as session:
+        await write_chain(session, NUM_EVENTS)
+        assert await findings(session) == []
+        for _ in range(NUM_TAMPERINGS):
+            tampering = draw_tampering(draw, TENANT, NUM_EVENTS)
+            kinds[tampering.name] += 1
+            await tampering.apply(session)
+            if not await findings(session):
+                missed.append(str(tampering))
+            await session.rollback()
+        assert await findings(session) == []
+    record_property("tamperings", NUM_TAMPERINGS)
+    record_property("tamperings missed", len(missed))
+    assert missed == []
+    assert len(kinds) >= 15, kinds
+
+
+async def test_a_long_chain_is_followed_quickly(
+    owner: Database, record_property: Callable[[str, object], None]
+) -> None:
+    async with owner.session() as session:
+        await write_long_chain(session, LONG)
+        started_at = time.perf_counter()
+        assert await findings(session) == []
+        per_s = LONG / (time.perf_counter() - started_at)
+    record_property("audit events verified per second", int(per_s))
+    assert per_s > BUSY_MACHINE_PER_S, f"promised {PROMISED_PER_S}"
