@@ -56,10 +56,17 @@ class LoraShape:
         return dict(self.max_replaced).get(site, 0)
 
     def for_graph(self, num_tiles: int, num_adapters: int) -> LoraShape:
-        """A shape that serves this one and many others: ranks rounded up to powers of two."""
+        """A shape that serves this one and many others: ranks and rows rounded up."""
         assert num_tiles >= self.num_tiles and num_adapters >= self.num_adapters
         ranks = tuple((name, _round_rank(rank)) for name, rank in self.max_ranks)
-        return replace(self, num_tiles=num_tiles, num_adapters=num_adapters, max_ranks=ranks)
+        rows = tuple((name, next_power_of_2(count)) for name, count in self.max_replaced)
+        return replace(
+            self,
+            num_tiles=num_tiles,
+            num_adapters=num_adapters,
+            max_ranks=ranks,
+            max_replaced=rows,
+        )
 
     def num_splits(self, num_in: int, rank_blocks: int) -> int:
         """How many programs share the columns of an input in shrink: a power of two."""

@@ -40,14 +40,15 @@ def planner(*, batch_invariant: bool = False) -> BatchPlanner:
     )
 
 
-def adapter(rank: int) -> PagedAdapter:
-    use = AdapterUse({"self_attn.qkv_proj": rank}, frozenset(), frozenset(), {})
+def adapter(rank: int, *, head_rows: int = 0) -> PagedAdapter:
+    rows = {"lm_head": head_rows} if head_rows else {}
+    use = AdapterUse({"self_attn.qkv_proj": rank}, frozenset(), frozenset(), rows)
     return PagedAdapter(POOL, torch.zeros(8, dtype=torch.int32), torch.float32, FORMAT, use)
 
 
-def decode_layout(contexts: list[int], ranks: list[int | None]) -> StepLayout:
+def decode_layout(contexts: list[int], ranks: list[int | None], head_rows: int = 0) -> StepLayout:
     """One decoding sequence for each context length; rank None: the base's."""
-    adapters = [None if rank is None else adapter(rank) for rank in ranks]
+    adapters = [None if rank is None else adapter(rank, head_rows=head_rows) for rank in ranks]
     step = {}
     for number, (context, own) in enumerate(zip(contexts, adapters, strict=True)):
         sequence = Sequence(make_request(f"r{number}", [3] * context), number)
@@ -58,8 +59,10 @@ def decode_layout(contexts: list[int], ranks: list[int | None]) -> StepLayout:
     return lay_out(step, BLOCK_SIZE)
 
 
-def padded(contexts: list[int], ranks: list[int | None], bucket: int) -> DeviceStep:
-    layout = decode_layout(contexts, ranks)
+def padded(
+    contexts: list[int], ranks: list[int | None], bucket: int, head_rows: int = 0
+) -> DeviceStep:
+    layout = decode_layout(contexts, ranks, head_rows)
     assert is_decode(layout)
     return planner().plan_padded(layout, bucket)
 
@@ -77,6 +80,30 @@ def test_all_decode_steps_of_a_bucket_share_a_graph(first: list[int], second: li
 def test_adapters_of_like_rank_share_a_graph(lengths: list[int], ranks: list[int]) -> None:
     first = padded(lengths, ranks[: len(lengths)], 8)
     assert first.key == padded([5], [20], 8).key
+
+
+def test_adapters_that_change_the_head_have_graphs_of_their_own_and_share_them() -> None:
+    plain, first, second = (padded([9, 30], [None, 16], 4, rows) for rows in (0, 3, 4))
+    assert plain.head is None and first.head == first.lora
+    assert first.key == second.key != plain.key
+    batches = [
+        step.batch(views(torch.zeros(1 << 20, dtype=torch.uint8), step.arrays))
+        for step in (plain, first)
+    ]
+    assert batches[0].head_forms is None and batches[1].head_forms is batches[1].lora
+
+
+def test_the_head_has_a_plan_over_the_rows_that_sample() -> None:
+    layout = decode_layout([9, 30, 12], [None, 16, 8], head_rows=3)
+    prompt = Sequence(make_request("prompt", [3] * 10), 9)
+    prompt.block_table = [0, 1]
+    prompt.weights = Installed(adapter(4, head_rows=3))
+    layout = lay_out(dict.fromkeys(layout.sampling, 1) | {prompt: 10}, BLOCK_SIZE)
+    step = planner().plan(layout)
+    batch = step.batch(views(torch.zeros(1 << 20, dtype=torch.uint8), step.arrays))
+    arrays = step.arrays[-3:]  # all are greedy: no arrays of sampling follow
+    assert batch.head_forms is not None and batch.head_forms is not batch.lora
+    assert arrays[0][:2, : arrays[2][0]].tolist() == [[1, 2, 3], [1, 1, 1]]
 
 
 def test_a_batch_without_adapters_has_a_graph_without_lora() -> None:
