@@ -12,6 +12,7 @@ import app.completions.endpoints
 import app.models.endpoints
 from app import health, internal
 from app.adapters import endpoints as adapters
+from app.admission import endpoints as admission
 from app.api_keys import endpoints as api_keys
 from app.audit import endpoints as audit
 from app.auth import public
@@ -20,8 +21,11 @@ from app.draining import Drain
 from app.error_handlers import install_error_handlers
 from app.metrics import CONTENT_TYPE
 from app.middleware import BodyLimit, RequestEdge
+from app.plans import endpoints as plans
+from app.prices import endpoints as prices
 from app.requests import endpoints as requests
 from app.tenants import endpoints as tenants
+from app.usage import endpoints as usage
 
 TENANT_PREFIXES = ("/v1", "/t/{tenant}/v1")
 ADMIN_PREFIX = "/admin/v1"
@@ -35,6 +39,7 @@ def create_app(context: AppContext) -> FastAPI:
         api.include_router(app.models.endpoints.router, prefix=prefix)
         api.include_router(adapters.tenant_router, prefix=prefix)
         api.include_router(api_keys.tenant_router, prefix=prefix)
+        api.include_router(usage.tenant_router, prefix=prefix)
     return api
 
 
@@ -47,7 +52,12 @@ def create_admin_app(context: AppContext) -> FastAPI:
         api_keys.admin_router,
         adapters.admin_router,
         requests.router,
+        plans.plans,
+        plans.limits,
+        admission.router,
         audit.router,
+        prices.router,
+        usage.admin_router,
     ):
         admin.include_router(router, prefix=ADMIN_PREFIX)
     admin.include_router(internal.router)

@@ -19,16 +19,18 @@ from app.api_keys.repository import FoundKey, find_key_by_hash
 from app.api_keys.secret import is_well_formed
 from app.context import AppContext, get_context
 from app.errors import NotFoundError, PermissionDeniedError, UnauthorizedError
+from app.plans.limits import Terms
+from app.plans.terms import terms_of
 from app.settings import Settings
 
-Scope = Literal["inference", "adapters:write", "keys:write"]
+Scope = Literal["inference", "adapters:write", "keys:write", "usage:read"]
 MAX_KEY_CHARS = 256
 OPERATOR = "operator"
 
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """A verified key: its tenant, what it may do, and the tenant's limits in force.
+    """A verified key: its tenant, what it may do, and the terms that both are held to.
 
     `allowed_models` (adapters' names, bases' ids) bounds the key and `allowed_bases` its tenant;
     None is no bound. `expires_at` is the key's own.
@@ -38,11 +40,18 @@ class Principal:
     tenant_slug: str
     key_id: str
     scopes: frozenset[str]
-    concurrency_limit: int
-    queue_depth_limit: int
+    terms: Terms
     allowed_models: frozenset[str] | None
     allowed_bases: frozenset[str] | None
     expires_at: datetime | None
+
+    @property
+    def weight(self) -> float:
+        return self.terms.weight
+
+    @property
+    def allows_priority(self) -> bool:
+        return self.terms.allows_priority
 
     def may_call(self, name: str) -> bool:
         """Whether the key's own list lets it call the adapter or base of this name."""
@@ -61,7 +70,7 @@ def hash_key(pepper: str, key: str) -> str:
 
 
 def public() -> None:
-    """The policy of a route that needs no key. Every route declares one of these five."""
+    """The policy of a route that needs no key. Every route declares one of these six."""
 
 
 async def require_inference(
@@ -80,6 +89,12 @@ async def require_keys_write(
     request: Request, context: Annotated[AppContext, Depends(get_context)]
 ) -> Principal:
     return await _require_scope(request, context, "keys:write")
+
+
+async def require_usage_read(
+    request: Request, context: Annotated[AppContext, Depends(get_context)]
+) -> Principal:
+    return await _require_scope(request, context, "usage:read")
 
 
 def require_operator(
@@ -103,7 +118,9 @@ async def verify_key(context: AppContext, key: str) -> Principal:
     if not is_well_formed(key):
         raise _invalid_key()
     key_hash = hash_key(context.settings.key_pepper.get_secret_value(), key)
-    found = await context.registry.look_up(("key", key_hash), lambda: _find_key(context, key_hash))
+    found = await context.registry.look_up(
+        ("key", key_hash), lambda: _find_key(context, key_hash)
+    )
     if found is None or not hmac.compare_digest(found.key.key_hash, key_hash):
         raise _invalid_key()
     if found.key.disabled_at is not None:
@@ -125,8 +142,7 @@ def _principal_of(found: FoundKey, settings: Settings) -> Principal:
         tenant_slug=tenant.slug,
         key_id=found.key.id,
         scopes=frozenset(found.key.scopes),
-        concurrency_limit=tenant.concurrency or settings.tenant_concurrency,
-        queue_depth_limit=tenant.queue_depth or settings.tenant_queue_depth,
+        terms=terms_of(found.key, tenant, found.plan, settings),
         allowed_models=_frozen(found.key.allowed_models),
         allowed_bases=_frozen(tenant.allowed_bases),
         expires_at=found.key.expires_at,

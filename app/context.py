@@ -11,11 +11,13 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import cast
 
 from fastapi import Request
 
-from app.admission import Admission
+from app.admission.service import Admission
+from app.admission.settlement import load_spend
 from app.availability import Availability
 from app.completions.tokenizer import Tokenizer
 from app.db import Database
@@ -75,7 +77,7 @@ async def open_context(settings: Settings, now: Clock | None = None) -> AsyncIte
     snapshot = RegistrySnapshot(registry)
     revocations = Revocations(settings.redis_url, snapshot.forget)
     redis = Availability("redis", queue.num_engines, timeout_s=timeout_s)
-    admission = Admission(settings.redis_url)
+    admission = Admission(settings.redis_url, partial(load_spend, database))
     acceptance = Acceptance(settings.database_url, timeout_s=settings.dependency_timeout_s)
     try:
         await queue.start()

@@ -10,7 +10,7 @@ import secrets
 import time
 from typing import Literal
 
-Prefix = Literal["ten", "key", "adp", "ver", "job", "req", "aud"]
+Prefix = Literal["ten", "key", "adp", "ver", "job", "req", "aud", "pln", "prc"]
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford's base 32, lower case
 _TIME_BITS = 48
@@ -22,5 +22,22 @@ def new_id(prefix: Prefix) -> str:
     """A fresh id, for instance `ten_01kb7c2v3n8q4r5s6t7v8w9x0y` (ULID's layout)."""
     milliseconds = time.time_ns() // 1_000_000 & ((1 << _TIME_BITS) - 1)
     number = milliseconds << _RANDOM_BITS | secrets.randbits(_RANDOM_BITS)
-    digits = (_ALPHABET[number >> shift & 31] for shift in range(5 * (_NUM_DIGITS - 1), -1, -5))
-    return f"{prefix}_{''.join(digits)}"
+    return f"{prefix}_{_digits(number)}"
+
+
+def hex_of(object_id: str) -> str:
+    """The 32 hex digits of an id's number: a request's choices are `<hex>-<k>`."""
+    number = 0
+    for digit in object_id.rpartition("_")[2]:
+        number = number << 5 | _ALPHABET.index(digit)
+    return f"{number:032x}"
+
+
+def id_of_hex(prefix: Prefix, hex_digits: str) -> str:
+    """The inverse of `hex_of`."""
+    return f"{prefix}_{_digits(int(hex_digits, 16))}"
+
+
+def _digits(number: int) -> str:
+    shifts = range(5 * (_NUM_DIGITS - 1), -1, -5)
+    return "".join(_ALPHABET[number >> shift & 31] for shift in shifts)

@@ -7,7 +7,8 @@ security (migration 0001) is forced on every table here.
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import date, datetime
+from decimal import Decimal
 from typing import Any
 
 from sqlalchemy import (
@@ -18,6 +19,7 @@ from sqlalchemy import (
     ForeignKeyConstraint,
     Index,
     MetaData,
+    Numeric,
     SmallInteger,
     Text,
     UniqueConstraint,
@@ -48,6 +50,20 @@ class Table(DeclarativeBase):
     }
 
 
+class Plan(Table):
+    """A named set of limits (`app.plans.limits`), and of a tenant's share where engines are few."""
+
+    __tablename__ = "plans"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    name: Mapped[str] = mapped_column(unique=True)
+    limits: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'::jsonb"))
+    weight: Mapped[float | None]
+    reserved_share: Mapped[float | None]
+    allows_priority: Mapped[bool | None]
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
+
+
 class Tenant(Table):
     """`allowed_bases`: which base models may be called by their own ids; None is all."""
 
@@ -61,9 +77,15 @@ class Tenant(Table):
     external_id: Mapped[str | None] = mapped_column(unique=True)
     # `metadata` is taken by SQLAlchemy, so the attribute has another name than the column.
     labels: Mapped[dict[str, Any]] = mapped_column("metadata", server_default=text("'{}'::jsonb"))
+    # Read by processes from before `limits` was there, and by nothing else.
     concurrency: Mapped[int | None]
     queue_depth: Mapped[int | None]
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    plan_id: Mapped[str | None] = mapped_column(ForeignKey("plans.id"), index=True)
+    limits: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'::jsonb"))
+    weight: Mapped[float | None]
+    reserved_share: Mapped[float | None]
+    allows_priority: Mapped[bool | None]
     suspended_at: Mapped[datetime | None]
     allowed_bases: Mapped[list[str] | None]
     stores_prompts: Mapped[bool] = mapped_column(server_default=false())
@@ -87,6 +109,7 @@ class ApiKey(Table):
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
     expires_at: Mapped[datetime | None]
     disabled_at: Mapped[datetime | None]
+    limits: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'::jsonb"))
     allowed_models: Mapped[list[str] | None]
     replaced_by: Mapped[str | None]
     created_by: Mapped[str | None]
@@ -102,6 +125,7 @@ class Adapter(Table):
     base_model_id: Mapped[str]
     description: Mapped[str | None]
     next_number: Mapped[int] = mapped_column(server_default=text("1"))
+    limits: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'::jsonb"))
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
 
 
@@ -216,20 +240,39 @@ class AcceptedRequest(Table):
     num_prompt_tokens: Mapped[int]
     max_tokens: Mapped[int]
     state: Mapped[str] = mapped_column(server_default=text("'accepted'"))
+    adapter_id: Mapped[str | None]
+    base_model_id: Mapped[str | None]
+    service_tier: Mapped[str] = mapped_column(server_default=text("'default'"))
+    # Of its prompt: the others have the same prompt, which counts once.
+    is_first_choice: Mapped[bool] = mapped_column(server_default=text("true"))
+    decision: Mapped[dict[str, Any] | None]  # why it was admitted: `app.admission.messages`
 
 
 class RequestEvent(Table):
     """The ledger: what a request had used at its `checkpoint`, and at its end (`final`).
 
-    Counts are absolute and belong together, with `epoch`, `engine_id` and `queue_ms`;
-    `finish_reason` has its own rank and epoch (`app.requests.ledger`). No foreign key: the bill
-    outlives the tenant.
+    Counts are absolute and belong together, with `epoch`, `engine_id`, `queue_ms` and
+    `adapter_load_ms`; `finish_reason` has its own rank and epoch (`app.requests.ledger`). From
+    `accepted_at` on a `final` event repeats its request's acceptance, so that a bill is read from
+    one table (the view `usage_ledger`). No foreign key: the bill outlives the tenant.
     """
 
     __tablename__ = "request_events"
     __table_args__ = (
         CheckConstraint("event IN ('checkpoint', 'final')", name="event"),
         CheckConstraint("(event = 'final') = (finish_reason IS NOT NULL)", name="finish_reason"),
+        Index(
+            "ix_request_events_tenant_id_accepted_at",
+            "tenant_id",
+            "accepted_at",
+            postgresql_where=text("event = 'final'"),
+        ),
+        Index("ix_request_events_accepted_at", "accepted_at", postgresql_using="brin"),
+        Index(
+            "ix_request_events_undated",
+            "recorded_at",
+            postgresql_where=text("event = 'final' AND accepted_at IS NULL"),
+        ),
     )
 
     tenant_id: Mapped[str] = mapped_column(primary_key=True)
@@ -246,6 +289,113 @@ class RequestEvent(Table):
     reason_rank: Mapped[int] = mapped_column(SmallInteger)
     reason_epoch: Mapped[int]
     recorded_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    adapter_load_ms: Mapped[int | None]
+    num_reasoning_tokens: Mapped[int] = mapped_column(server_default=text("0"))
+    accepted_at: Mapped[datetime | None]
+    key_id: Mapped[str | None]
+    adapter_id: Mapped[str | None]
+    adapter_version_id: Mapped[str | None]
+    base_model_id: Mapped[str | None]
+    service_tier: Mapped[str | None]
+    is_first_choice: Mapped[bool | None]
+
+
+class UsageHour(Table):
+    """A roll-up: what one tenant used in one hour, by what it was used for ('' where by nothing).
+
+    A request lies in the hour in which it was accepted, however long it ran.
+    """
+
+    __tablename__ = "usage_hours"
+    __table_args__ = (Index("ix_usage_hours_hour", "hour"),)
+
+    tenant_id: Mapped[str] = mapped_column(primary_key=True)
+    hour: Mapped[datetime] = mapped_column(primary_key=True)
+    key_id: Mapped[str] = mapped_column(primary_key=True)
+    adapter_id: Mapped[str] = mapped_column(primary_key=True)
+    adapter_version_id: Mapped[str] = mapped_column(primary_key=True)
+    base_model_id: Mapped[str] = mapped_column(primary_key=True)
+    service_tier: Mapped[str] = mapped_column(primary_key=True)
+    num_requests: Mapped[int] = mapped_column(BigInteger)
+    input_tokens: Mapped[int] = mapped_column(BigInteger)
+    cached_tokens: Mapped[int] = mapped_column(BigInteger)
+    output_tokens: Mapped[int] = mapped_column(BigInteger)
+    reasoning_tokens: Mapped[int] = mapped_column(BigInteger)
+    queue_ms: Mapped[int] = mapped_column(BigInteger)
+    adapter_load_ms: Mapped[int] = mapped_column(BigInteger)
+
+
+class UsageStaleHour(Table):
+    """An hour whose ledger changed since it was rolled up: until then the ledger itself is read."""
+
+    __tablename__ = "usage_stale_hours"
+    __table_args__ = (Index("ix_usage_stale_hours_hour", "hour"),)
+
+    tenant_id: Mapped[str] = mapped_column(primary_key=True)
+    hour: Mapped[datetime] = mapped_column(primary_key=True)
+
+
+class UsageOutbox(Table):
+    """One `final` event on its way out. A later `revision` replaces an earlier one as a whole."""
+
+    __tablename__ = "usage_outbox"
+    __table_args__ = (
+        Index(
+            "ix_usage_outbox_due",
+            "not_before",
+            postgresql_where=text("revision > delivered_revision"),
+        ),
+    )
+
+    tenant_id: Mapped[str] = mapped_column(primary_key=True)
+    request_id: Mapped[str] = mapped_column(primary_key=True)
+    revision: Mapped[int] = mapped_column(server_default=text("1"))
+    delivered_revision: Mapped[int] = mapped_column(server_default=text("0"))
+    delivered: Mapped[dict[str, Any] | None]
+    attempts: Mapped[int] = mapped_column(server_default=text("0"))
+    not_before: Mapped[datetime] = mapped_column(server_default=func.now())
+
+
+class Price(Table):
+    """What a million tokens on a base cost from `effective_at` on; of all tenants, or of one."""
+
+    __tablename__ = "prices"
+    __table_args__ = (
+        UniqueConstraint(
+            "base_model_id", "tenant_id", "effective_at", postgresql_nulls_not_distinct=True
+        ),
+        CheckConstraint(
+            "effective_at = date_trunc('hour', effective_at, 'UTC')", name="effective_at"
+        ),
+        CheckConstraint("least(input_price, cached_price, output_price) >= 0", name="price"),
+    )
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    tenant_id: Mapped[str | None]
+    base_model_id: Mapped[str]
+    currency: Mapped[str]
+    input_price: Mapped[Decimal] = mapped_column(Numeric(18, 6))
+    cached_price: Mapped[Decimal] = mapped_column(Numeric(18, 6))
+    output_price: Mapped[Decimal] = mapped_column(Numeric(18, 6))
+    effective_at: Mapped[datetime]
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
+
+
+class Spend(Table):
+    """What a tenant, key or adapter used on a day (UTC) of its requests' acceptance.
+
+    Kept with the ledger, in the same transaction. `subject` is `tenant:ten_...`, `key:key_...` or
+    `adapter:adp_...`. No foreign key: the bill outlives the tenant.
+    """
+
+    __tablename__ = "spend"
+
+    tenant_id: Mapped[str] = mapped_column(primary_key=True)
+    subject: Mapped[str] = mapped_column(primary_key=True)
+    day: Mapped[date] = mapped_column(primary_key=True)
+    num_tokens: Mapped[int] = mapped_column(BigInteger)
+    cost_nanos: Mapped[int] = mapped_column(BigInteger)
+    version: Mapped[int] = mapped_column(BigInteger)
 
 
 class AuditEvent(Table):

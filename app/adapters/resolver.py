@@ -17,6 +17,8 @@ from app.adapters.resolver_repository import NamedVersion, find_versions, list_a
 from app.auth import Principal
 from app.db import tenant_scope
 from app.errors import ModelNotFoundError
+from app.plans.limits import Limit
+from app.plans.terms import adapter_limits
 from engine.messages import AdapterRef
 from lora.base_spec import BaseSpec
 
@@ -32,6 +34,8 @@ class ResolvedModel:
     version: str | None = None
     digest: str | None = None
     version_id: str | None = None
+    adapter_id: str | None = None
+    limits: tuple[Limit, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +65,8 @@ async def resolve(
         version=found.version,
         digest=found.digest,
         version_id=found.version_id,
+        adapter_id=found.adapter_id,
+        limits=adapter_limits(found.adapter_id, found.limits),
     )
 
 

@@ -25,6 +25,8 @@ class NamedVersion:
     locator: str
     created_at: datetime
     version_id: str
+    adapter_id: str
+    limits: dict[str, Any]
 
     @property
     def version(self) -> str:
@@ -64,6 +66,8 @@ def _active_versions(tenant_id: str, base_model_id: str) -> Select[*tuple[Any, .
             AdapterVersion.locator,
             AdapterVersion.created_at,
             AdapterVersion.id,
+            Adapter.id,
+            Adapter.limits,
         )
         .join(AdapterVersion, AdapterVersion.adapter_id == Adapter.id)
         .where(

@@ -1,5 +1,1 @@
-"""Whether a tenant may have one more request in flight, or is told which limit it reached."""
-
-from app.admission.service import Admission
-
-__all__ = ["Admission"]
+"""Whether a request may run, or is told which limit it reached; and what limits count."""

@@ -1,46 +1,66 @@
-"""Reserves a place in flight per request, in Redis, so that every API process sees one count.
+"""Decides whether a request may run, in Redis, so that every API process sees one count.
 
-A place is a lease: it expires unless its process keeps refreshing it, so a killed process gives
-its places back. Knows nothing of what a request is. Invariant: whether a place is free is decided
-in one script and by the server's clock, so a tenant is never admitted above its limit.
+One script looks at every limit and reserves all or nothing. Knows nothing of HTTP, nor of what
+tokens are for. Invariants: time is the server's; nobody is admitted above a hard limit; what is
+reserved stays so until the ledger has it (`app.admission.settlement`), or is given back because the
+request was never accepted. A place in flight is a lease: it expires unless its process keeps
+refreshing it, so a killed process gives its places back.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Any, NoReturn, cast
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, cast
 
+import msgspec
 import structlog
 
-from app.errors import RateLimitedError, UnavailableError
+from app.admission.messages import (
+    Ask,
+    CountedLimit,
+    Decision,
+    Held,
+    SequenceAsk,
+    TenantSpend,
+    Verdict,
+    counted_subjects,
+    encode,
+    limited,
+)
+from app.admission.refusals import refusal_of
+from app.admission.scripts import register
+from app.errors import UnavailableError
+from app.plans.limits import PER_MINUTE, Kind, Limit, subject_of
 from engine.transport import keys
 from engine.transport.connection import open_async_redis, translated_errors
 from engine.transport.errors import QueueUnavailableError
-from engine.transport.scripts import read_script
 
 log = structlog.get_logger(__name__)
 
 LEASE_S = 10.0
 MAX_CONNECTIONS = 16
 REFRESH_CHUNK = 500
-CONCURRENCY_RETRY_S = 1.0  # a place is free when any of the tenant's requests ends
+MAX_LOADS = 5
+REFUSAL_TTL_S = 3600.0
+MAX_REFUSALS = 1000  # of a tenant
+DAY_MS = 86_400_000
+
+LoadSpend = Callable[[str], Awaitable[TenantSpend]]
+_verdicts = msgspec.msgpack.Decoder(Verdict)
+_decisions = msgspec.msgpack.Decoder(Decision)
 
 
 class Admission:
-    """`acquire` before a request, `release` after it, however it ended; `close` at the end."""
+    """`admit` before a request, `release` after it, however it ended; `close` at the end."""
 
-    def __init__(self, redis_url: str, *, lease_s: float = LEASE_S) -> None:
+    def __init__(self, redis_url: str, load_spend: LoadSpend, *, lease_s: float = LEASE_S) -> None:
+        """`load_spend` reads from the registry what a tenant has spent."""
         self._lease_ms = int(lease_s * 1000)
+        self._load_spend = load_spend
         self._redis = open_async_redis(redis_url, max_connections=MAX_CONNECTIONS)
-        self._scripts = {
-            name: cast(
-                "Callable[..., Awaitable[Any]]",
-                self._redis.register_script(read_script(name, "app.admission")),
-            )
-            for name in ("acquire", "refresh")
-        }
-        self._held: set[tuple[str, str]] = set()
+        self._scripts = register(self._redis, "admit", "load", "refresh", "release")
+        self._held: dict[str, Held] = {}
         self._refreshing: asyncio.Task[None] | None = None
         self._is_closing = False
 
@@ -49,50 +69,88 @@ class Admission:
         """How many places this process holds."""
         return len(self._held)
 
-    async def acquire(
-        self, tenant_id: str, request_id: str, *, concurrency_limit: int, queue_depth_limit: int
-    ) -> None:
-        """Reserve a place until `release`. Idempotent by request id.
+    def ask(
+        self,
+        *,
+        request_id: str,
+        tenant_id: str,
+        key_id: str,
+        model: str,
+        adapter_id: str | None,
+        sequences: Sequence[SequenceAsk],
+        limits: Sequence[Limit],
+    ) -> Ask:
+        """The question for `admit`."""
+        tenant = subject_of("tenant", tenant_id)
+        places = limited(limits, frozenset({Kind.CONCURRENCY}))
+        return Ask(
+            request_id=request_id,
+            tenant_id=tenant_id,
+            key_id=key_id,
+            adapter_id=adapter_id,
+            model=model,
+            sequences=list(sequences),
+            limits=[CountedLimit.of(each) for each in limits],
+            subjects=counted_subjects(tenant_id, key_id, adapter_id),
+            windows=limited(limits, PER_MINUTE),
+            places=[tenant, *(each for each in places if each != tenant)],
+            lease_ms=self._lease_ms,
+        )
 
-        Raises RateLimitedError (`concurrency`, or code `queue_full`) where a limit is reached,
-        and UnavailableError where Redis does not answer.
+    async def admit(self, ask: Ask) -> Decision:
+        """Reserve all that was asked for, until `release`. Idempotent by the sequences' ids.
+
+        Raises ApiError (429) where a limit refuses it, UnavailableError where Redis does not
+        answer, or the registry does not while Redis has to be told what the tenant has spent.
         """
         self._keep_refreshing()
         try:
-            verdict = await self._run(
-                "acquire",
-                tenant_id,
-                request_id,
-                concurrency_limit,
-                queue_depth_limit,
-                self._lease_ms,
-            )
+            decision = Decision(ask=ask, verdict=await self._decide(ask))
         except QueueUnavailableError as error:
             raise UnavailableError(internal=str(error)) from error
-        if verdict[0] == b"concurrency":
-            _refuse_concurrency(concurrency_limit)
-        if verdict[0] == b"queue":
-            _refuse_queue(queue_depth_limit, oldest_wait_s=int(verdict[2]) / 1000)
-        self._held.add((tenant_id, request_id))
+        if decision.verdict.status == "refused":
+            raise refusal_of(decision)
+        for sequence in ask.sequences:
+            self._held[sequence.id] = Held(
+                id=sequence.id,
+                places=ask.places,
+                subjects=ask.subjects,
+                tokens=sequence.tokens,
+                cost=sequence.cost,
+                day=decision.verdict.now_ms // DAY_MS,
+            )
+        return decision
 
-    async def release(self, tenant_id: str, request_id: str) -> None:
-        """Give the place back; without Redis it expires by itself. Never raises for that."""
-        self._held.discard((tenant_id, request_id))
+    async def release(self, ask: Ask, *, is_accepted: bool) -> None:
+        """Give the places back, and what was reserved for a request that was never accepted.
+
+        Without Redis both expire or are looked after by a worker. Never raises for that.
+        """
+        ids = [sequence.id for sequence in ask.sequences]
+        for each in ids:
+            self._held.pop(each, None)
+        given = {"ids": ids, "places": ask.places, "is_cancelled": not is_accepted}
         try:
-            with translated_errors():
-                await self._redis.zrem(keys.admission(tenant_id), request_id)
+            await self._run("release", encode(given))
         except QueueUnavailableError as error:
-            log.warning("place_left_to_expire", request_id=request_id, error=str(error))
+            log.warning("place_left_to_expire", request_id=ask.request_id, error=str(error))
+
+    async def find_refusal(self, request_id: str) -> Decision | None:
+        """Why a request was refused, if that was lately. Raises QueueUnavailableError."""
+        with translated_errors():
+            found = cast("bytes | None", await self._redis.get(keys.refusal(request_id)))
+        return None if found is None else _decisions.decode(found)
 
     async def refresh(self) -> None:
         """Extend every place held here. Raises QueueUnavailableError."""
-        held = list(self._held)
-        for start in range(0, len(held), REFRESH_CHUNK):
-            pairs = [pair for pair in held[start : start + REFRESH_CHUNK] if pair in self._held]
-            await self._run("refresh", self._lease_ms, *(part for pair in pairs for part in pair))
-            for tenant_id, request_id in pairs:
-                if (tenant_id, request_id) not in self._held:  # released meanwhile, maybe before
-                    await self.release(tenant_id, request_id)
+        ids = list(self._held)
+        for start in range(0, len(ids), REFRESH_CHUNK):
+            held = [self._held[i] for i in ids[start : start + REFRESH_CHUNK] if i in self._held]
+            await self._run("refresh", encode({"lease_ms": self._lease_ms, "held": held}))
+            gone = [each for each in held if each.id not in self._held]
+            for each in gone:  # released meanwhile, maybe before
+                given = {"ids": [each.id], "places": each.places, "is_cancelled": False}
+                await self._run("release", encode(given))
 
     async def close(self) -> None:
         """Stop refreshing; what is still held expires."""
@@ -102,6 +160,16 @@ class Admission:
             await asyncio.gather(self._refreshing, return_exceptions=True)
             self._refreshing = None
         await self._redis.aclose()
+
+    async def _decide(self, ask: Ask) -> Verdict:
+        for _ in range(MAX_LOADS):
+            packed = await self._run("admit", encode(ask), int(REFUSAL_TTL_S * 1000), MAX_REFUSALS)
+            verdict = _verdicts.decode(packed)
+            if verdict.status != "unloaded":
+                return verdict
+            # NOTE: 0 where the ledger moved on meanwhile; the next round reads it again.
+            await self._run("load", encode(await self._load_spend(ask.tenant_id)))
+        raise QueueUnavailableError("admission: what the tenant has spent keeps changing")
 
     def _keep_refreshing(self) -> None:
         if self._refreshing is None or self._refreshing.done():
@@ -118,21 +186,3 @@ class Admission:
     async def _run(self, script: str, *args: Any) -> Any:
         with translated_errors():
             return await self._scripts[script](args=args)
-
-
-def _refuse_concurrency(limit: int) -> NoReturn:
-    raise RateLimitedError(
-        f"You have {limit} requests in flight, which is your limit. Retry when one has ended.",
-        type="concurrency",
-        retry_after_s=CONCURRENCY_RETRY_S,
-    )
-
-
-def _refuse_queue(limit: int, *, oldest_wait_s: float) -> NoReturn:
-    # A full queue turns over in about the time that its oldest request has waited.
-    raise RateLimitedError(
-        f"You have {limit} requests waiting, which is your limit. Retry when the queue is shorter.",
-        code="queue_full",
-        type="requests",
-        retry_after_s=oldest_wait_s,
-    )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from sqlalchemy import delete, select, text
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from app.tables import ApiKey, Tenant
+from app.tables import ApiKey, Plan, Tenant
 
 _ENTER_TENANT_OF_KEY = text("SELECT enter_tenant_of_key(:key_hash)")
 
@@ -20,6 +20,7 @@ _ENTER_TENANT_OF_KEY = text("SELECT enter_tenant_of_key(:key_hash)")
 class FoundKey:
     key: ApiKey
     tenant: Tenant
+    plan: Plan | None
 
 
 async def find_key_by_hash(session: AsyncSession, key_hash: str) -> FoundKey | None:
@@ -32,12 +33,13 @@ async def find_key_by_hash(session: AsyncSession, key_hash: str) -> FoundKey | N
         return None
     row = (
         await session.execute(
-            select(ApiKey, Tenant)
+            select(ApiKey, Tenant, Plan)
             .join(Tenant, Tenant.id == ApiKey.tenant_id)
+            .outerjoin(Plan, Plan.id == Tenant.plan_id)
             .where(ApiKey.tenant_id == tenant_id, ApiKey.key_hash == key_hash)
         )
     ).one_or_none()
-    return None if row is None else FoundKey(row[0], row[1])
+    return None if row is None else FoundKey(row[0], row[1], row[2])
 
 
 class ApiKeyRepository:

@@ -48,12 +48,14 @@ async def create_chat_completion(
         model,
         body,
         [prompt],
+        request_id=request.state.request_id,
         id_prefix="chatcmpl-",
         max_tokens=body.max_completion_tokens or body.max_tokens,
         default_max_tokens=None,
     )
     # 5. answer
-    shape = ChatShape(answer.head, _includes_usage(body), body.metadata)
+    tier = answer.asked.tier.value
+    shape = ChatShape(answer.head, _includes_usage(body), body.metadata, tier)
     return await _respond(request, context, body, answer, shape, started_at)
 
 
@@ -73,6 +75,7 @@ async def create_completion(
         model,
         body,
         await prompter(context).texts(body.prompt),
+        request_id=request.state.request_id,
         id_prefix="cmpl-",
         max_tokens=body.max_tokens,
         default_max_tokens=DEFAULT_TEXT_TOKENS,

@@ -13,8 +13,12 @@ from contextlib import AsyncExitStack, asynccontextmanager, closing
 from functools import partial
 
 from app.adapters.resolver import ResolvedModel
+from app.admission.messages import Decision
 from app.auth import Principal
+from app.completions.admitting import admitted
+from app.completions.door import refuse_overload
 from app.completions.engine_errors import to_api_error
+from app.completions.service_class import ServiceClass
 from app.context import AppContext
 from app.errors import UnavailableError
 from app.requests.acceptance import NOT_ENQUEUED
@@ -27,7 +31,8 @@ from engine.transport.output_stream import OutputStream
 class Outputs:
     """Outputs of several sequences as they come; each sequence is named by its place."""
 
-    def __init__(self, streams: Sequence[OutputStream]) -> None:
+    def __init__(self, streams: Sequence[OutputStream], decision: Decision) -> None:
+        self.decision = decision
         self._streams = list(streams)
         self._waiting = {self._wait_for(i): i for i in range(len(streams))}
 
@@ -80,43 +85,51 @@ async def running(
     principal: Principal,
     model: ResolvedModel,
     requests: Sequence[EngineRequest],
+    num_choices_per_prompt: int,
+    asked: ServiceClass,
 ) -> AsyncIterator[Outputs]:
     """Admit, accept and submit every sequence; their outputs, until the block ends.
 
-    Raises RateLimitedError where a limit of the tenant is reached, UnavailableError without queue
-    or registry, or where the ledger is far behind.
+    Raises ApiError (429) where a limit refuses it, UnavailableError without queue
+    or registry, where too much waits, or where the ledger is far behind.
     """
     if context.queue.usage_backlog > context.settings.max_usage_backlog:
         raise UnavailableError(internal="ledger: no worker takes in what was used")
+    await refuse_overload(context, principal, asked)
     async with AsyncExitStack() as stack:
-        for request in requests:
-            # Released even where acquiring was cut short: the lease may have been written.
-            stack.push_async_callback(
-                context.redis.tell,
-                partial(context.admission.release, principal.tenant_id, request.request_id),
+        admission = await stack.enter_async_context(
+            admitted(context, principal, model, requests, num_choices_per_prompt)
+        )
+        rows = [
+            _new_request(
+                context,
+                principal,
+                model,
+                request,
+                place % num_choices_per_prompt == 0,
+                admission.record(place),
             )
-            await context.redis.ask(
-                partial(
-                    context.admission.acquire,
-                    principal.tenant_id,
-                    request.request_id,
-                    concurrency_limit=principal.concurrency_limit,
-                    queue_depth_limit=principal.queue_depth_limit,
-                )
-            )
-        rows = [_new_request(context, principal, model, request) for request in requests]
+            for place, request in enumerate(requests)
+        ]
         await context.acceptance.accept(rows, is_hurried=context.registry.availability.is_away)
+        admission.is_accepted = True
         streams: list[OutputStream] = []
         stack.callback(_disown_unsubmitted, context, requests, streams)
         for request in requests:
-            streams.append(stack.enter_context(closing(await _submit(context, request))))
-        outputs = Outputs(streams)
+            stream = await _submit(context, request, asked.queue_timeout_s)
+            streams.append(stack.enter_context(closing(stream)))
+        outputs = Outputs(streams, admission.decision)
         stack.callback(outputs.close_all)
         yield outputs
 
 
 def _new_request(
-    context: AppContext, principal: Principal, model: ResolvedModel, request: EngineRequest
+    context: AppContext,
+    principal: Principal,
+    model: ResolvedModel,
+    request: EngineRequest,
+    is_first_choice: bool,
+    decision: str,
 ) -> NewRequest:
     return NewRequest(
         request_id=request.request_id,
@@ -129,6 +142,11 @@ def _new_request(
         adapter_digest=model.digest,
         num_prompt_tokens=len(request.prompt_token_ids),
         max_tokens=request.sampling.max_tokens,
+        adapter_id=model.adapter_id,
+        base_model_id=context.base.model_id,
+        service_tier=request.service_tier.value,
+        is_first_choice=is_first_choice,
+        decision=decision,
     )
 
 
@@ -140,8 +158,12 @@ def _disown_unsubmitted(
         context.queue.disown(request, NOT_ENQUEUED)
 
 
-async def _submit(context: AppContext, request: EngineRequest) -> OutputStream:
+async def _submit(
+    context: AppContext, request: EngineRequest, queue_timeout_s: float
+) -> OutputStream:
     try:
-        return await context.redis.ask(partial(context.queue.submit, request))
+        return await context.redis.ask(
+            partial(context.queue.submit, request, queue_timeout_s=queue_timeout_s)
+        )
     except QueueUnavailableError as error:
         raise UnavailableError(internal=str(error)) from error

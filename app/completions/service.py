@@ -7,13 +7,13 @@ that a client which has it all is never refused for what it already has.
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from app.adapters.resolver import ResolvedModel, resolve
+from app.admission.messages import Decision
 from app.auth import Principal
 from app.completions.choice import Choice, Delta
 from app.completions.connection import ClientTooSlowError
@@ -22,8 +22,11 @@ from app.completions.prompting import Prompter
 from app.completions.responses import Head, PromptTokensDetails, Usage
 from app.completions.sampling import sampling_params
 from app.completions.schemas import CommonBody
+from app.completions.service_class import ServiceClass, service_class
 from app.context import AppContext
 from app.errors import BadRequestError
+from app.ids import hex_of
+from app.plans.limits import Kind
 from engine.messages import EngineRequest, FinishReason
 from lora.base_spec import BaseSpec
 
@@ -44,10 +47,13 @@ class Answer:
 
     principal: Principal
     model: ResolvedModel
+    asked: ServiceClass
     head: Head
     requests: list[EngineRequest]
     choices: list[Choice]
     num_choices_per_prompt: int
+    decisions: list[Decision] = field(default_factory=list)
+    """What admission said, once it has been asked."""
 
     @property
     def is_finished(self) -> bool:
@@ -95,21 +101,27 @@ def plan(
     body: CommonBody,
     prompts: Sequence[list[int]],
     *,
+    request_id: str,
     id_prefix: str,
     max_tokens: int | None,
     default_max_tokens: int | None,
 ) -> Answer:
-    """One sequence per prompt and choice. Raises BadRequestError where a prompt does not fit."""
+    """One sequence per prompt and choice. Raises BadRequestError where a prompt does not fit.
+
+    `request_id` is the HTTP request's; the answer's id is another spelling of it.
+    """
+    asked = service_class(body, principal, context.settings)
     num_choices = body.n or 1
-    if len(prompts) * num_choices > principal.concurrency_limit:
+    concurrency = principal.terms.smallest(Kind.CONCURRENCY)
+    if concurrency is not None and len(prompts) * num_choices > max(concurrency, 1):
         raise BadRequestError(
-            f"One request may ask for at most {principal.concurrency_limit} choices, over all its"
-            f" prompts; yours asks for {len(prompts) * num_choices}.",
+            f"One request may ask for at most {concurrency} choices, over all its prompts; yours"
+            f" asks for {len(prompts) * num_choices}.",
             param="n" if num_choices > 1 else "prompt",
         )
     room = prompter(context).room_for
     lengths = [room(prompt, max_tokens, default_max_tokens) for prompt in prompts]
-    answer_id = secrets.token_hex(16)
+    answer_id = hex_of(request_id)
     stop_token_ids = context.base.eos_token_ids
     requests = [
         EngineRequest(
@@ -122,6 +134,8 @@ def plan(
                 body, choice=k, max_tokens=lengths[i], stop_token_ids=stop_token_ids
             ),
             adapter=model.adapter,
+            weight=principal.weight,
+            service_tier=asked.tier,
         )
         for i, prompt in enumerate(prompts)
         for k in range(num_choices)
@@ -136,7 +150,7 @@ def plan(
         model=model.requested,
         system_fingerprint=system_fingerprint(context.base, model.digest),
     )
-    return Answer(principal, model, head, requests, choices, num_choices)
+    return Answer(principal, model, asked, head, requests, choices, num_choices)
 
 
 async def generate(
@@ -148,7 +162,15 @@ async def generate(
     ClientTooSlowError into it does so under that name.
     """
     timeout_s = patience.first_s
-    async with running(context, answer.principal, answer.model, answer.requests) as outputs:
+    async with running(
+        context,
+        answer.principal,
+        answer.model,
+        answer.requests,
+        answer.num_choices_per_prompt,
+        answer.asked,
+    ) as outputs:
+        answer.decisions.append(outputs.decision)
         while True:
             deltas = []
             for place, output in await outputs.next(timeout_s):

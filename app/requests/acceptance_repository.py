@@ -24,18 +24,23 @@ _SCOPE = "SELECT set_config('app.scope', 'acceptance', false)"
 _LEDGER_SCOPE = "SELECT set_config('app.scope', 'ledger', true)"
 _ACCEPT = """
 INSERT INTO requests (request_id, tenant_id, accepted_at, api_id, key_id, model,
-    adapter_version_id, adapter_digest, num_prompt_tokens, max_tokens)
+    adapter_version_id, adapter_digest, num_prompt_tokens, max_tokens, adapter_id, base_model_id,
+    service_tier, is_first_choice, decision)
 SELECT * FROM unnest($1::text[], $2::text[], $3::timestamptz[], $4::text[], $5::text[], $6::text[],
-    $7::text[], $8::text[], $9::integer[], $10::integer[])
+    $7::text[], $8::text[], $9::integer[], $10::integer[], $11::text[], $12::text[], $13::text[],
+    $14::boolean[], $15::jsonb[])
 """
 # It waits for a transaction that is still about to commit the same row, so that none is missed.
 _SETTLE_REQUESTS = """
 INSERT INTO requests (request_id, tenant_id, accepted_at, api_id, key_id, model,
-    adapter_version_id, adapter_digest, num_prompt_tokens, max_tokens, state)
+    adapter_version_id, adapter_digest, num_prompt_tokens, max_tokens, adapter_id, base_model_id,
+    service_tier, is_first_choice, decision, state)
 SELECT *, 'ended' FROM unnest($1::text[], $2::text[], $3::timestamptz[], $4::text[], $5::text[],
-    $6::text[], $7::text[], $8::text[], $9::integer[], $10::integer[])
+    $6::text[], $7::text[], $8::text[], $9::integer[], $10::integer[], $11::text[], $12::text[],
+    $13::text[], $14::boolean[], $15::jsonb[])
 ON CONFLICT (request_id, tenant_id, accepted_at) DO UPDATE SET state = 'ended'
 """
+# A worker dates them, and so puts them on the bill (`app.usage.jobs`).
 _SETTLE_EVENTS = """
 INSERT INTO request_events (request_id, tenant_id, adapter_digest, num_prompt_tokens, event, epoch,
     num_cached_tokens, num_generated_tokens, finish_reason, reason_rank, reason_epoch)
@@ -59,6 +64,12 @@ class NewRequest:
     adapter_digest: str | None
     num_prompt_tokens: int
     max_tokens: int
+    adapter_id: str | None = None
+    base_model_id: str | None = None
+    service_tier: str = "default"
+    is_first_choice: bool = True
+    decision: str | None = None
+    """Why it was admitted (`app.admission.messages.Record`), as JSON."""
 
 
 _values = attrgetter(*NewRequest.__slots__)

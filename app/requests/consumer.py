@@ -17,6 +17,7 @@ from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 from sqlalchemy.exc import DBAPIError
 
+from app.admission.settlement import Settler
 from app.db import Database
 from app.requests.repository import LedgerRepository
 from app.requests.service import write_records
@@ -55,6 +56,7 @@ class UsageConsumer:
         self._database = database
         self._codec = Codec(secret)
         self._redis = redis
+        self._settler = Settler(database, redis)
         self._name = f"worker-{secrets.token_hex(6)}"
         self._claim_after_ms = int(claim_after_s * 1000)
         self._unwritten: list[Delivery] = []
@@ -124,8 +126,9 @@ class UsageConsumer:
             async with self._database.session() as session:
                 ledger = LedgerRepository(session)
                 await ledger.open()
-                await write_records(ledger, records)
+                settlement = await write_records(ledger, records)
                 await session.commit()
+            await self._settler.apply(settlement)
         except DBAPIError as error:
             if len(records) == 1:
                 log.error(

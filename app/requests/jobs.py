@@ -12,6 +12,7 @@ from contextlib import suppress
 
 import structlog
 
+from app.admission.settlement import Settler
 from app.db import Database
 from app.errors import UnavailableError
 from app.requests.consumer import UsageConsumer
@@ -38,6 +39,7 @@ class LedgerJobs:
         self._consumer = UsageConsumer(
             database, self._redis, secret=settings.queue_secret.get_secret_value()
         )
+        self._settler = Settler(database, self._redis)
         self._sweeper = Sweeper(database, self._redis, api_lost_after_s=settings.api_lost_after_s)
 
     async def run(self, stopping: asyncio.Event) -> None:
@@ -52,6 +54,7 @@ class LedgerJobs:
                 await self._consumer.run_once()
                 if now >= sweep_at and self._consumer.is_caught_up:
                     await self._sweeper.sweep()
+                    await self._settler.look_after()
                     sweep_at = now + self._sweep_interval_s
             except (UnavailableError, QueueUnavailableError) as error:
                 log.warning("ledger_postponed", error=str(error))

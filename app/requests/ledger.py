@@ -6,7 +6,8 @@ idempotent, so records may come late, twice, or in any order; the row is the sam
 Two questions are settled apart. How much was used: the latest epoch says, and within it the
 greatest count; an engine that lost its lease says nothing. How it ended: who knows best says. The
 API process tells what the client was told; an engine's `stop` or `length` beats a sweeper that
-came too early; and the sweeper beats an engine that only stopped working for nobody.
+came too early; and the sweeper beats an engine that only stopped working for nobody. What was
+reasoning only grows, since delivered tokens never change: there the greatest count holds.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from engine.messages import FinishReason, UsageAuthor, UsageRecord
+from engine.messages import API_LOST, FinishReason, UsageAuthor, UsageRecord
 
 Event = Literal["checkpoint", "final"]
 EntryKey = tuple[str, str, str]
 
 _NATURAL = (FinishReason.STOP.value, FinishReason.LENGTH.value)
+_FOR_NOBODY = (FinishReason.ABORT.value, API_LOST)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +42,23 @@ class Entry:
     finish_reason: str | None
     reason_rank: int
     reason_epoch: int
+    num_reasoning_tokens: int = 0
+    adapter_load_ms: int | None = None
 
     @property
     def key(self) -> EntryKey:
         """What is written once."""
         return self.tenant_id, self.request_id, self.event
+
+    @property
+    def ends_request(self) -> bool:
+        """Whether the request is over with it.
+
+        An engine that stops for nobody is no proof: where Redis lost its data, or the request moved
+        on, its API process still has it. That one says how it ends, or the sweeper once it is dead.
+        """
+        is_hearsay = self.reason_rank == 0 and self.finish_reason in _FOR_NOBODY
+        return self.event == "final" and not is_hearsay
 
 
 def entry_of(record: UsageRecord) -> Entry:
@@ -62,6 +76,8 @@ def entry_of(record: UsageRecord) -> Entry:
         finish_reason=record.finish_reason,
         reason_rank=_rank(record),
         reason_epoch=record.epoch,
+        num_reasoning_tokens=record.num_reasoning_tokens,
+        adapter_load_ms=record.adapter_load_ms,
     )
 
 
@@ -75,6 +91,7 @@ def merge(left: Entry, right: Entry) -> Entry:
         finish_reason=reason.finish_reason,
         reason_rank=reason.reason_rank,
         reason_epoch=reason.reason_epoch,
+        num_reasoning_tokens=max(left.num_reasoning_tokens, right.num_reasoning_tokens),
     )
 
 
@@ -87,7 +104,7 @@ def merge_all(entries: Iterable[Entry]) -> dict[EntryKey, Entry]:
     return merged
 
 
-def _usage_order(entry: Entry) -> tuple[int, int, int, int, int, str, str]:
+def _usage_order(entry: Entry) -> tuple[int, int, int, int, int, int, str, str]:
     # Past the counts nothing is better; a total order makes equal counts merge one way only.
     return (
         entry.epoch,
@@ -95,6 +112,7 @@ def _usage_order(entry: Entry) -> tuple[int, int, int, int, int, str, str]:
         entry.num_cached_tokens,
         entry.num_prompt_tokens,
         -1 if entry.queue_ms is None else entry.queue_ms,
+        -1 if entry.adapter_load_ms is None else entry.adapter_load_ms,
         entry.engine_id or "",
         entry.adapter_digest or "",
     )

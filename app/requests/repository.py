@@ -6,7 +6,7 @@ lock until the transaction ends, so that reading a row, merging into it and writ
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, fields
 from typing import Any
 
@@ -14,14 +14,27 @@ from sqlalchemy import func, select, text, tuple_, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from app.admission.spend_repository import SpendRepository
 from app.db import ledger_scope, request_scope, tenant_scope
 from app.requests.ledger import Entry, EntryKey
 from app.tables import AcceptedRequest, RequestEvent
+from app.usage.changes_repository import RequestKey, note_changes
 
 _LOCK = text("SELECT pg_advisory_xact_lock(hashtext('tenfold.ledger'))")
 _ENSURE_PARTITIONS = text("SELECT ensure_request_partitions(:num_days)")
 _KEY = ("tenant_id", "request_id", "event")
 _COLUMNS = [getattr(RequestEvent, field.name) for field in fields(Entry)]
+_ACCEPTED = (  # what a final event repeats of its request's acceptance
+    "accepted_at",
+    "key_id",
+    "adapter_id",
+    "adapter_version_id",
+    "base_model_id",
+    "service_tier",
+    "is_first_choice",
+)
+Accepted = dict[str, Any]
+_UNKNOWN: Accepted = dict.fromkeys(_ACCEPTED)
 
 
 class LedgerRepository:
@@ -29,6 +42,7 @@ class LedgerRepository:
 
     def __init__(self, session: AsyncSession) -> None:
         self._session = session
+        self.spend = SpendRepository(session)
 
     async def open(self) -> None:
         """Take the ledger's scope and lock, for this transaction."""
@@ -46,27 +60,24 @@ class LedgerRepository:
         )
 
     async def put(self, entries: Collection[Entry]) -> None:
-        """Write these rows as they are, and end the requests whose `final` is among them."""
-        rows = [asdict(entry) for entry in entries]
+        """Write these rows as they are, and end the requests that are over with one of them.
+
+        What changes on a bill with them is noted in the same transaction.
+        """
+        finals = [entry.key[:2] for entry in entries if entry.event == "final"]
+        accepted = await self._end([entry.key[:2] for entry in entries if entry.ends_request])
+        rows = [asdict(entry) | _accepted_as(entry, accepted) for entry in entries]
         statement = insert(RequestEvent).values(rows)
-        changed = {
-            field.name: statement.excluded[field.name]
-            for field in fields(Entry)
-            if field.name not in _KEY
-        }
+        new = statement.excluded
+        changed = {field.name: new[field.name] for field in fields(Entry) if field.name not in _KEY}
+        known = {name: func.coalesce(getattr(RequestEvent, name), new[name]) for name in _ACCEPTED}
         await self._session.execute(
             statement.on_conflict_do_update(
-                index_elements=list(_KEY), set_={**changed, "recorded_at": func.now()}
+                index_elements=list(_KEY), set_={**changed, **known, "recorded_at": func.now()}
             )
         )
-        ended = [(entry.tenant_id, entry.request_id) for entry in entries if entry.event == "final"]
-        if ended:
-            key = tuple_(AcceptedRequest.tenant_id, AcceptedRequest.request_id)
-            await self._session.execute(
-                update(AcceptedRequest)
-                .where(AcceptedRequest.state == "accepted", key.in_(ended))
-                .values(state="ended")
-            )
+        if finals:
+            await note_changes(self._session, finals)
 
     async def list_open_apis(self) -> list[str]:
         """Which API processes own requests that have not ended."""
@@ -87,9 +98,27 @@ class LedgerRepository:
         """Make the partitions of today and the days after it; how many were missing."""
         return await self._session.scalar(_ENSURE_PARTITIONS, {"num_days": num_days}) or 0
 
+    async def _end(self, requests: Collection[RequestKey]) -> dict[RequestKey, Accepted]:
+        """End these requests; of those that had not ended, what they were accepted as."""
+        if not requests:
+            return {}
+        key = (AcceptedRequest.tenant_id, AcceptedRequest.request_id)
+        ended = await self._session.execute(
+            update(AcceptedRequest)
+            .where(AcceptedRequest.state == "accepted", tuple_(*key).in_(list(requests)))
+            .values(state="ended")
+            .returning(*key, *(getattr(AcceptedRequest, name) for name in _ACCEPTED))
+        )
+        return {(row[0], row[1]): dict(zip(_ACCEPTED, row[2:], strict=True)) for row in ended}
+
     async def _entries(self, *conditions: Any) -> list[Entry]:
         rows = await self._session.execute(select(*_COLUMNS).where(*conditions))
         return [Entry(*row) for row in rows]
+
+
+def _accepted_as(entry: Entry, accepted: Mapping[RequestKey, Accepted]) -> Accepted:
+    """A checkpoint has none; a `final` keeps what it was first written with."""
+    return accepted.get(entry.key[:2], _UNKNOWN) if entry.event == "final" else _UNKNOWN
 
 
 async def find_request(session: AsyncSession, request_id: str) -> AcceptedRequest | None:

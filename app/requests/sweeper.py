@@ -16,6 +16,7 @@ from typing import Any, cast
 import structlog
 from redis.asyncio import Redis
 
+from app.admission.settlement import Settler
 from app.db import Database, ledger_scope
 from app.requests.ledger import Entry
 from app.requests.repository import LedgerRepository
@@ -48,6 +49,7 @@ class Sweeper:
     ) -> None:
         self._database = database
         self._redis = redis
+        self._settler = Settler(database, redis)
         self._watch = ApiWatch(dead_after_s=api_lost_after_s, steady_s=steady_s, clock=clock)
         self._abort = cast(
             "Callable[..., Awaitable[Any]]", redis.register_script(read_script("abort"))
@@ -92,7 +94,7 @@ class Sweeper:
             lost = await ledger.list_open(api_ids, BATCH)
             held = await ledger.find_checkpoints([request.request_id for request in lost])
             checkpoints = {(entry.tenant_id, entry.request_id): entry for entry in held}
-            await write_records(
+            settlement = await write_records(
                 ledger,
                 [
                     _lost(request, checkpoints.get((request.tenant_id, request.request_id)))
@@ -100,6 +102,7 @@ class Sweeper:
                 ],
             )
             await session.commit()
+        await self._settler.apply(settlement)
         return lost
 
 
@@ -117,4 +120,5 @@ def _lost(request: AcceptedRequest, checkpoint: Entry | None) -> UsageRecord:
         finish_reason=API_LOST,
         engine_id=None if checkpoint is None else checkpoint.engine_id,
         queue_ms=None if checkpoint is None else checkpoint.queue_ms,
+        adapter_load_ms=None if checkpoint is None else checkpoint.adapter_load_ms,
     )

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, Field, model_validator
 
 from app.bodies import Body, Label, LabelValue, Line, Timestamp
 from app.etags import etag_of
+from app.plans.schemas import Limits
 from app.tables import Tenant
 
 MAX_LABELS = 16
 MAX_BASES = 64
 MAX_RETENTION_DAYS = 3650
-Limit = Annotated[int, Field(ge=1, le=1_000_000)]
 Labels = Annotated[dict[Label, LabelValue], Field(max_length=MAX_LABELS)]
 Bases = Annotated[list[Line], Field(max_length=MAX_BASES)]
-
-
-class TenantLimits(Body):
-    """Where a limit is null the server's default holds."""
-
-    concurrency: Limit | None = None
-    queue_depth: Limit | None = None
 
 
 class DataPolicy(Body):
@@ -44,7 +37,7 @@ class TenantCreate(Body):
     slug: str
     external_id: Line | None = None
     metadata: Labels = Field(default_factory=dict)
-    limits: TenantLimits = TenantLimits()
+    limits: Limits = Limits()
     allowed_bases: Bases | None = None
     data_policy: DataPolicy = DataPolicy()
 
@@ -65,7 +58,8 @@ class TenantView(BaseModel):
     status: Literal["active", "suspended"]
     external_id: str | None
     metadata: dict[str, str]
-    limits: TenantLimits
+    limits: dict[str, Any]
+    plan_id: str | None
     allowed_bases: list[str] | None
     data_policy: DataPolicy
     created: Timestamp
@@ -80,7 +74,8 @@ class TenantView(BaseModel):
             status="active" if tenant.suspended_at is None else "suspended",
             external_id=tenant.external_id,
             metadata=tenant.labels,
-            limits=TenantLimits(concurrency=tenant.concurrency, queue_depth=tenant.queue_depth),
+            limits=tenant.limits,
+            plan_id=tenant.plan_id,
             allowed_bases=tenant.allowed_bases,
             data_policy=DataPolicy(
                 store_prompts=tenant.stores_prompts, retention_days=tenant.prompt_retention_days

@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from app.auth import Principal
+from app.plans.limits import Terms
 
 
 def make_principal(
@@ -22,8 +23,7 @@ def make_principal(
         "tenant_slug": "a",
         "key_id": "key_a",
         "scopes": scopes,
-        "concurrency_limit": 1,
-        "queue_depth_limit": 1,
+        "terms": Terms(),
         "allowed_models": allowed_models,
         "allowed_bases": allowed_bases,
         "expires_at": expires_at,

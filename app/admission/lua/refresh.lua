@@ -1,12 +1,20 @@
--- Keep the places of requests that are still in flight.
--- ARGV: lease_ms, (tenant, request) *
--- Returns how many were kept. A place that expired is taken again: the request does run.
-local lease_ms, now = tonumber(ARGV[1]), now_ms()
-local num_kept = 0
-for i = 2, #ARGV, 2 do
-  local places = key('admission', ARGV[i])
-  redis.call('ZADD', places, int(now + lease_ms), ARGV[i + 1])
-  redis.call('PEXPIRE', places, lease_ms)
-  num_kept = num_kept + 1
+-- Keep the places and the reservations of sequences that are still in flight.
+-- ARGV: {lease_ms, held = [{id, places, tokens, cost, subjects, day}]}
+-- Returns how many were kept. A place that expired is taken again: the request does run. Where no
+-- place is left, this server may have lost its data, and is told of the reservation again; if it
+-- had only been settled meanwhile, a worker will find that out.
+local given, now = cmsgpack.unpack(ARGV[1]), now_ms()
+for _, each in ipairs(given.held) do
+  local is_known = false
+  for _, subject in ipairs(each.places) do
+    is_known = is_known or redis.call('ZSCORE', key('places', subject), each.id)
+    hold_place(subject, each.id, now, given.lease_ms)
+  end
+  if redis.call('EXISTS', key('reservation', each.id)) == 1 then
+    redis.call('ZADD', key('reservations'), int(now + given.lease_ms), each.id)
+  elseif not is_known then
+    reserve(each.id, {subjects = each.subjects, windows = {}, tokens = each.tokens,
+      cost = each.cost, day = each.day, bucket = 0}, now + given.lease_ms)
+  end
 end
-return num_kept
+return #given.held

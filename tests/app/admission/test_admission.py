@@ -1,4 +1,4 @@
-"""A tenant's limits hold over all API processes, and a dead process gives its places back."""
+"""Places in flight: they hold over all API processes, and a dead process gives its places back."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from contextlib import suppress
 import pytest
 import redis
 
-from app.admission import Admission
+from app.admission.service import Admission
 from app.errors import RateLimitedError, UnavailableError
 from app.launcher.ports import free_port
 from engine.transport import keys
+from tests.builders.admissions import admit, key_limits, make_ask, nothing_spent, tenant_limits
 from tests.builders.queue_driver import QueueDriver
 from tests.builders.requests import make_request
 from tests.builders.waiting import until
 
-PLENTY = 1000
+PLACES = keys.places("tenant:ten_a")
 
 
 @pytest.fixture
 async def admission(redis_url: str) -> AsyncIterator[Admission]:
-    service = Admission(redis_url)
+    service = Admission(redis_url, nothing_spent)
     yield service
     await service.close()
 
@@ -33,16 +34,14 @@ def driver(redis_url: str) -> QueueDriver:
 
 
 async def acquire(
-    admission: Admission,
-    request_id: str,
-    tenant_id: str = "ten_a",
-    *,
-    concurrency: int = 2,
-    depth: int = PLENTY,
+    admission: Admission, request_id: str, tenant_id: str = "ten_a", *, concurrency: int = 2
 ) -> None:
-    await admission.acquire(
-        tenant_id, request_id, concurrency_limit=concurrency, queue_depth_limit=depth
-    )
+    limits = tenant_limits(tenant_id, concurrency=concurrency)
+    await admit(admission, request_id, limits, tenant_id=tenant_id)
+
+
+async def release(admission: Admission, request_id: str) -> None:
+    await admission.release(make_ask(admission, request_id), is_accepted=False)
 
 
 async def test_the_limit_is_the_last_that_is_admitted(admission: Admission) -> None:
@@ -53,13 +52,15 @@ async def test_the_limit_is_the_last_that_is_admitted(admission: Admission) -> N
     assert (refusal.value.status, refusal.value.code) == (429, "rate_limit_exceeded")
     assert refusal.value.type == "concurrency"
     assert 1 <= int(refusal.value.headers["retry-after"]) <= 60
-    assert "2 requests" in refusal.value.message
+    assert "2 requests in flight: 2 used, 1 requested" in refusal.value.message
 
 
-async def test_a_released_place_is_free(admission: Admission, redis_url: str) -> None:
+async def test_what_was_given_back_leaves_nothing_behind(
+    admission: Admission, redis_url: str
+) -> None:
     for i in range(20):
         await acquire(admission, f"r{i}", concurrency=1)
-        await admission.release("ten_a", f"r{i}")
+        await release(admission, f"r{i}")
     with redis.Redis.from_url(redis_url) as server:
         assert server.keys("*") == []
 
@@ -69,6 +70,27 @@ async def test_another_tenants_places_do_not_count(admission: Admission) -> None
     await acquire(admission, "r2", "ten_b", concurrency=1)
 
 
+async def test_a_keys_places_count_besides_its_tenants(admission: Admission) -> None:
+    limits = [*tenant_limits(concurrency=3), *key_limits(concurrency=1)]
+    await admit(admission, "r1", limits)
+    with pytest.raises(RateLimitedError) as refusal:
+        await admit(admission, "r2", limits)
+    assert refusal.value.details["limit"]["scope"] == "key"
+    await admit(admission, "r3", tenant_limits(concurrency=3), key_id="key_b")
+
+
+async def test_the_choices_of_a_request_are_admitted_together_or_not_at_all(
+    admission: Admission, redis_url: str
+) -> None:
+    limits = tenant_limits(concurrency=4)
+    await admit(admission, "r1", limits, num_choices=3)
+    with pytest.raises(RateLimitedError):
+        await admit(admission, "r2", limits, num_choices=2)
+    with redis.Redis.from_url(redis_url) as server:
+        assert server.zcard(PLACES) == 3
+    await admit(admission, "r3", limits, num_choices=1)
+
+
 async def test_asking_again_for_a_request_takes_no_second_place(admission: Admission) -> None:
     for _ in range(5):
         await acquire(admission, "r1")
@@ -76,7 +98,7 @@ async def test_asking_again_for_a_request_takes_no_second_place(admission: Admis
 
 
 async def test_two_processes_never_admit_above_the_limit_together(redis_url: str) -> None:
-    processes = [Admission(redis_url) for _ in range(2)]
+    processes = [Admission(redis_url, nothing_spent) for _ in range(2)]
     outcomes = await asyncio.gather(
         *(acquire(processes[i % 2], f"r{i}", concurrency=7) for i in range(60)),
         return_exceptions=True,
@@ -91,11 +113,11 @@ async def test_two_processes_never_admit_above_the_limit_together(redis_url: str
 async def test_a_full_queue_is_refused_by_name(admission: Admission, driver: QueueDriver) -> None:
     for _ in range(3):
         driver.enqueue(make_request("ten_a"))
-    await acquire(admission, "r1", depth=4)
+    await admit(admission, "r1", tenant_limits(queue_depth=4))
     with pytest.raises(RateLimitedError) as refusal:
-        await acquire(admission, "r2", depth=3)
+        await admit(admission, "r2", tenant_limits(queue_depth=3))
     assert refusal.value.code == "queue_full"
-    await acquire(admission, "r3", "ten_b", depth=3)
+    await admit(admission, "r3", tenant_limits("ten_b", queue_depth=3), tenant_id="ten_b")
 
 
 async def test_retry_after_is_what_the_oldest_has_waited(
@@ -105,18 +127,18 @@ async def test_retry_after_is_what_the_oldest_has_waited(
     with redis.Redis.from_url(redis_url) as server:
         server.hincrby(f"{keys.PREFIX}request:old", "arrived_ms", -6_500)
     with pytest.raises(RateLimitedError) as refusal:
-        await acquire(admission, "r1", depth=1)
+        await admit(admission, "r1", tenant_limits(queue_depth=1))
     assert int(refusal.value.headers["retry-after"]) in (7, 8)
 
 
 async def test_a_dead_process_gives_its_places_back(redis_url: str, admission: Admission) -> None:
-    dying = Admission(redis_url, lease_s=0.4)
+    dying = Admission(redis_url, nothing_spent, lease_s=0.4)
     await acquire(dying, "r1", concurrency=1)
     await dying.close()  # without a release, as when it is killed
     with pytest.raises(RateLimitedError):
         await acquire(admission, "r2", concurrency=1)
     with redis.Redis.from_url(redis_url) as server:
-        await until(lambda: not server.exists(keys.admission("ten_a")), timeout_s=5)
+        await until(lambda: not server.exists(PLACES), timeout_s=5)
     await acquire(admission, "r2", concurrency=1)
 
 
@@ -133,7 +155,7 @@ class SwallowsCancellation(Admission):
 
 
 async def test_closing_ends_though_a_cancellation_is_lost(redis_url: str) -> None:
-    admission = SwallowsCancellation(redis_url, lease_s=0.03)
+    admission = SwallowsCancellation(redis_url, nothing_spent, lease_s=0.03)
     await acquire(admission, "r1")
     await until(lambda: admission.has_begun)
     async with asyncio.timeout(5):
@@ -142,7 +164,7 @@ async def test_closing_ends_though_a_cancellation_is_lost(redis_url: str) -> Non
 
 async def test_a_living_process_keeps_its_places(redis_url: str, admission: Admission) -> None:
     """The control of the test above: time alone frees nothing."""
-    living = Admission(redis_url, lease_s=0.4)
+    living = Admission(redis_url, nothing_spent, lease_s=0.4)
     await acquire(living, "r1", concurrency=1)
     await asyncio.sleep(1.0)
     with pytest.raises(RateLimitedError):
@@ -150,23 +172,26 @@ async def test_a_living_process_keeps_its_places(redis_url: str, admission: Admi
     await living.close()
 
 
-async def test_a_redis_that_lost_its_data_hears_of_the_places_again(
+async def test_a_redis_that_lost_its_data_hears_of_places_and_reservations_again(
     redis_url: str, admission: Admission
 ) -> None:
-    living = Admission(redis_url, lease_s=0.4)
+    living = Admission(redis_url, nothing_spent, lease_s=0.4)
     await acquire(living, "r1", concurrency=1)
     with redis.Redis.from_url(redis_url) as server:
+        before = server.hgetall(f"{keys.PREFIX}reserved:tenant:ten_a")
+        assert before
         server.flushall()
-        await until(lambda: bool(server.exists(keys.admission("ten_a"))), timeout_s=5)
+        await until(lambda: bool(server.exists(PLACES)), timeout_s=5)
+        assert server.hgetall(f"{keys.PREFIX}reserved:tenant:ten_a") == before
     with pytest.raises(RateLimitedError):
         await acquire(admission, "r2", concurrency=1)
     await living.close()
 
 
 async def test_without_redis_the_answer_is_unavailable_and_releasing_is_safe() -> None:
-    admission = Admission(f"redis://127.0.0.1:{free_port()}/0")
+    admission = Admission(f"redis://127.0.0.1:{free_port()}/0", nothing_spent)
     with pytest.raises(UnavailableError) as refusal:
         await acquire(admission, "r1")
     assert refusal.value.status == 503
-    await admission.release("ten_a", "r1")
+    await release(admission, "r1")
     await admission.close()

@@ -11,6 +11,7 @@ from app.context import AppContext
 from engine.messages import EngineError, EngineRequest
 from engine.transport import keys
 from tests.app.completions.conftest import IM_END, Say
+from tests.builders.admissions import make_ask
 from tests.builders.operator import Operator, Tenant
 from tests.builders.stub_engine import StubEngine
 from tests.builders.tiny_base import MODEL_ID
@@ -206,12 +207,13 @@ async def test_a_tenant_over_its_concurrency_is_told_when_to_come_back(
     api: httpx.AsyncClient, operator: Operator, engine: StubEngine, context: AppContext
 ) -> None:
     tenant = await operator.new_tenant("initech", limits={"concurrency": 1})
-    await context.admission.acquire(tenant.id, "other", concurrency_limit=1, queue_depth_limit=9)
+    other = make_ask(context.admission, "other", tenant_id=tenant.id)
+    await context.admission.admit(other)
     for stream in (False, True):
         response = await post(api, tenant, body(stream=stream))
         assert (response.status_code, response.json()["error"]["type"]) == (429, "concurrency")
         assert response.headers["retry-after"] == "1"
-    await context.admission.release(tenant.id, "other")
+    await context.admission.release(other, is_accepted=False)
     assert (await post(api, tenant, body())).status_code == 200
     assert context.admission.num_held == 0
 

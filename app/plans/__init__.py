@@ -1,0 +1,1 @@
+"""Plans, and the limits that they, tenants, keys and adapters set."""

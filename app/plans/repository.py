@@ -1,0 +1,54 @@
+"""The SQL of plans, and of what tenants, keys and adapters are limited to.
+
+Knows nothing of what a limit means. Invariant: plans are written in the operator's scope; a
+tenant's, key's or adapter's limits in its tenant's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import delete, select
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from app.tables import Plan, Tenant
+
+
+class PlanRepository:
+    """The session is in the operator's scope."""
+
+    def __init__(self, session: AsyncSession) -> None:
+        self._session = session
+
+    async def add(self, plan_id: str, name: str, values: dict[str, Any]) -> Plan | None:
+        """The new row; None where the name is taken."""
+        return await self._session.scalar(
+            insert(Plan)
+            .values(id=plan_id, name=name, **values)
+            .on_conflict_do_nothing()
+            .returning(Plan)
+        )
+
+    async def get(self, name: str) -> Plan | None:
+        return await self._session.scalar(select(Plan).where(Plan.name == name))
+
+    async def list_page(self, after: str | None, limit: int) -> list[Plan]:
+        query = select(Plan)
+        if after is not None:
+            query = query.where(Plan.id > after)
+        return list(await self._session.scalars(query.order_by(Plan.id).limit(limit)))
+
+    async def is_used(self, plan_id: str) -> bool:
+        query = select(Tenant.id).where(Tenant.plan_id == plan_id).limit(1)
+        return await self._session.scalar(query) is not None
+
+    async def remove(self, plan_id: str) -> None:
+        await self._session.execute(delete(Plan).where(Plan.id == plan_id))
+
+
+async def plan_of(session: AsyncSession, tenant: Tenant) -> Plan | None:
+    """The tenant's plan; the session is in a scope that shows the tenant."""
+    if tenant.plan_id is None:
+        return None
+    return await session.scalar(select(Plan).where(Plan.id == tenant.plan_id))

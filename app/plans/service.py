@@ -1,0 +1,191 @@
+"""What may be done with plans and limits.
+
+Knows nothing of HTTP or of counters. Invariants: a limit that changes counts from the next request
+on, in every process; every change is in the audit log; a plan that a tenant is on stays.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from app.adapters import service as adapters
+from app.adapters.names import is_adapter_name
+from app.api_keys import service as api_keys
+from app.api_keys.service import Asking
+from app.audit.trail import AuditTrail
+from app.db import operator_scope
+from app.errors import ConflictError, NotFoundError, UnprocessableError
+from app.ids import new_id
+from app.plans.repository import PlanRepository, plan_of
+from app.plans.schemas import (
+    PlanCreate,
+    PlanPut,
+    PlanView,
+    SubjectLimits,
+    TenantLimitsPut,
+    TenantLimitsView,
+)
+from app.plans.terms import tenant_terms
+from app.session import principals_changed
+from app.settings import Settings
+from app.tables import Adapter, ApiKey, Plan, Tenant
+from app.tenants.service import find_tenant
+
+
+async def create_plan(session: AsyncSession, body: PlanCreate, trail: AuditTrail) -> Plan:
+    """Raises UnprocessableError for a bad name, ConflictError for one that is taken."""
+    if not is_adapter_name(body.name):
+        raise UnprocessableError(
+            "A plan's name is 1 to 63 characters of a-z, 0-9, '.', '_' and '-', begins with a "
+            "letter or digit, and is not reserved.",
+            code="name_invalid",
+            param="name",
+        )
+    await operator_scope(session)
+    plan = await PlanRepository(session).add(new_id("pln"), body.name, _values(body))
+    if plan is None:
+        raise ConflictError("There is a plan of this name.", code="name_conflict", param="name")
+    await trail.record_for_fleet(session, "plan.created", plan.id, after=PlanView.of(plan))
+    return plan
+
+
+async def find_plan(session: AsyncSession, name: str) -> Plan:
+    """Leaves the session in the operator's scope. Raises NotFoundError."""
+    await operator_scope(session)
+    plan = await PlanRepository(session).get(name) if is_adapter_name(name) else None
+    if plan is None:
+        raise NotFoundError("No such plan.", param="plan")
+    return plan
+
+
+async def list_plans(session: AsyncSession, after: str | None, limit: int) -> list[Plan]:
+    await operator_scope(session)
+    return await PlanRepository(session).list_page(after, limit)
+
+
+async def put_plan(session: AsyncSession, name: str, body: PlanPut, trail: AuditTrail) -> Plan:
+    """Replace what the plan says, for all its tenants at once."""
+    plan = await find_plan(session, name)
+    before = PlanView.of(plan)
+    _assign(plan, body)
+    await session.flush()
+    principals_changed(session)
+    view = PlanView.of(plan)
+    await trail.record_for_fleet(session, "plan.changed", plan.id, before=before, after=view)
+    return plan
+
+
+async def delete_plan(session: AsyncSession, name: str, trail: AuditTrail) -> Plan:
+    """Raises ConflictError while a tenant is on it."""
+    plan = await find_plan(session, name)
+    if await PlanRepository(session).is_used(plan.id):
+        raise ConflictError("Tenants are on this plan.", code="plan_in_use", param="plan")
+    await PlanRepository(session).remove(plan.id)
+    await trail.record_for_fleet(session, "plan.deleted", plan.id, before=PlanView.of(plan))
+    return plan
+
+
+async def show_tenant(
+    session: AsyncSession, reference: str, settings: Settings
+) -> TenantLimitsView:
+    """What a tenant is held to, and who says so."""
+    tenant = await find_tenant(session, reference)
+    plan = await plan_of(session, tenant)
+    return TenantLimitsView.of(tenant.limits, plan, tenant_terms(tenant, plan, settings))
+
+
+async def put_tenant_plan(
+    session: AsyncSession, reference: str, name: str | None, settings: Settings, trail: AuditTrail
+) -> TenantLimitsView:
+    """Raises NotFoundError where there is no such tenant or plan."""
+    before = await show_tenant(session, reference, settings)
+    plan = None if name is None else await find_plan(session, name)
+    tenant = await find_tenant(session, reference)
+    tenant.plan_id = None if plan is None else plan.id
+    return await _changed(session, tenant, before, settings, trail)
+
+
+async def put_tenant_limits(
+    session: AsyncSession,
+    reference: str,
+    body: TenantLimitsPut,
+    settings: Settings,
+    trail: AuditTrail,
+) -> TenantLimitsView:
+    """Replace what the tenant has of its own."""
+    before = await show_tenant(session, reference, settings)
+    tenant = await find_tenant(session, reference)
+    _assign(tenant, body)
+    # For processes from before there was `limits`, while the last of them are replaced.
+    tenant.concurrency = body.limits.concurrency or None
+    tenant.queue_depth = body.limits.queue_depth or None
+    return await _changed(session, tenant, before, settings, trail)
+
+
+async def find_key(session: AsyncSession, reference: str, key_id: str, trail: AuditTrail) -> ApiKey:
+    tenant = await find_tenant(session, reference)
+    return await api_keys.find_key(Asking(session, tenant.id, None, trail, trail.at), key_id)
+
+
+async def put_key_limits(
+    session: AsyncSession, reference: str, key_id: str, body: SubjectLimits, trail: AuditTrail
+) -> ApiKey:
+    key = await find_key(session, reference, key_id, trail)
+    await _put_limits(session, key, "key.limits_changed", body, trail)
+    return key
+
+
+async def find_adapter(session: AsyncSession, reference: str, adapter: str) -> Adapter:
+    tenant = await find_tenant(session, reference)
+    return await adapters.find_adapter(session, tenant.id, adapter)
+
+
+async def put_adapter_limits(
+    session: AsyncSession, reference: str, adapter: str, body: SubjectLimits, trail: AuditTrail
+) -> Adapter:
+    row = await find_adapter(session, reference, adapter)
+    await _put_limits(session, row, "adapter.limits_changed", body, trail)
+    return row
+
+
+async def _changed(
+    session: AsyncSession,
+    tenant: Tenant,
+    before: TenantLimitsView,
+    settings: Settings,
+    trail: AuditTrail,
+) -> TenantLimitsView:
+    await session.flush()
+    principals_changed(session)
+    after = await show_tenant(session, tenant.id, settings)
+    await trail.record(
+        session, tenant.id, "tenant.limits_changed", tenant.id, before=before, after=after
+    )
+    return after
+
+
+async def _put_limits(
+    session: AsyncSession,
+    row: ApiKey | Adapter,
+    action: str,
+    body: SubjectLimits,
+    trail: AuditTrail,
+) -> None:
+    before, row.limits = row.limits, body.stored()
+    await session.flush()
+    principals_changed(session)
+    await trail.record(session, row.tenant_id, action, row.id, before=before, after=row.limits)
+
+
+def _values(body: PlanPut) -> dict[str, object]:
+    return {
+        "limits": body.limits.stored(),
+        "weight": body.weight,
+        "reserved_share": body.reserved_share,
+        "allows_priority": body.allows_priority,
+    }
+
+
+def _assign(row: Plan | Tenant, body: PlanPut) -> None:
+    for name, value in _values(body).items():
+        setattr(row, name, value)
