@@ -20,7 +20,7 @@ from lora.sites import SAMPLING_SITES
 from lora.span_reader import SpanReader
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class LoraWeights:
     """Canonical tensors: float32, the scale folded into B, grouped by site. Sites that the
     adapter does not touch are absent.

@@ -10,7 +10,7 @@ from kernels.interface import LoraSegment, LoraSite, SiteKey
 SITE: SiteKey = (0, "site")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Sites:
     """`kernels.interface.LoraSites` as plain data."""
 
