@@ -147,6 +147,11 @@ async def ledger_scope(session: AsyncSession) -> None:
     await _set_scope(session, scope="ledger")
 
 
+async def billing_scope(session: AsyncSession) -> None:
+    """What all tenants used and what it costs, to be read."""
+    await _set_scope(session, scope="billing")
+
+
 async def _set_scope(
     session: AsyncSession,
     *,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 from pathlib import Path
 
-from pydantic import Field, SecretStr
+from pydantic import Field, HttpUrl, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 MEBIBYTE = 1 << 20
@@ -22,7 +22,8 @@ class WorkerSettings(BaseSettings):
     several, with commas between, the first seals and any opens, so that it can be changed.
     A worker's probes ask at `health_port`.
     `sweep_interval_s`: how often requests of dead API processes are looked for. `api_lost_after_s`:
-    how long such a process must have been silent.
+    how long such a process must have been silent. `usage_export_url` takes what was used as batches
+    of CloudEvents, `usage_export_token` goes with them as a bearer token.
     """
 
     model_config = SettingsConfigDict(env_prefix="TENFOLD_", frozen=True, extra="ignore")
@@ -33,6 +34,8 @@ class WorkerSettings(BaseSettings):
     model: Path
     model_id: str | None = None
     adapter_store: str
+    usage_export_url: HttpUrl | None = None
+    usage_export_token: SecretStr | None = None
     sweep_interval_s: float = Field(default=1.0, gt=0)
     api_lost_after_s: float = Field(default=5.0, gt=0)
     health_host: str = "127.0.0.1"

@@ -25,6 +25,7 @@ from app.logging import configure_logging
 from app.metrics import Metrics
 from app.requests.jobs import LedgerJobs
 from app.settings import WorkerSettings
+from app.usage.jobs import UsageJobs
 from app.worker_health import health_port
 from lora.base_spec import BaseSpec
 from lora.store import open_store
@@ -47,7 +48,7 @@ async def run(settings: WorkerSettings) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
-    database = Database(settings.database_url, pool_size=4)
+    database = Database(settings.database_url, pool_size=6)
     runner = JobRunner(
         database,
         open_store(settings.adapter_store),
@@ -55,6 +56,7 @@ async def run(settings: WorkerSettings) -> None:
         utc_now,
     )
     ledger = LedgerJobs(database, settings)
+    usage = UsageJobs(database, settings, utc_now)
     log.info("worker_started")
     try:
         async with (
@@ -63,8 +65,10 @@ async def run(settings: WorkerSettings) -> None:
         ):
             group.create_task(_do_jobs(settings.database_url, runner, stopping))
             group.create_task(ledger.run(stopping))
+            group.create_task(usage.run(stopping))
     finally:
         await ledger.close()
+        await usage.close()
         await database.close()
     log.info("worker_stopped")
 

@@ -6,4 +6,5 @@ pytest_plugins = [
     "tests.fixtures.registry",
     "tests.fixtures.processes",
     "tests.fixtures.demo_base",
+    "tests.fixtures.ledger",
 ]

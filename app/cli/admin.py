@@ -16,12 +16,15 @@ from app.cli.admin_audit import audit
 from app.cli.admin_client import Target
 from app.cli.admin_keys import key
 from app.cli.admin_tenants import tenant
+from app.cli.admin_usage import price, usage
 
 admin = typer.Typer(name="admin", help="Manage tenants, keys and adapters.", no_args_is_help=True)
 admin.add_typer(tenant)
 admin.add_typer(key)
 admin.add_typer(adapter)
 admin.add_typer(audit)
+admin.add_typer(usage)
+admin.add_typer(price)
 
 
 @admin.callback()

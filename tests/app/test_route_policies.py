@@ -19,6 +19,7 @@ POLICIES = {
     auth.require_inference: "inference",
     auth.require_adapters_write: "adapters:write",
     auth.require_keys_write: "keys:write",
+    auth.require_usage_read: "usage:read",
     auth.require_operator: "operator",
 }
 VALID_BODIES = {
@@ -120,7 +121,8 @@ async def test_without_the_scope_every_route_is_closed(
     others = {
         "inference": "adapters:write",
         "adapters:write": "keys:write",
-        "keys:write": "inference",
+        "keys:write": "usage:read",
+        "usage:read": "inference",
     }
     keys = {scope: await operator.new_key("acme", scopes=[scope]) for scope in others}
 

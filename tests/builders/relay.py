@@ -68,7 +68,11 @@ class Relay:
         if self._is_cut:
             writer.transport.abort()
             return
-        up_reader, up_writer = await asyncio.open_connection("127.0.0.1", self._upstream_port())
+        try:
+            up_reader, up_writer = await asyncio.open_connection("127.0.0.1", self._upstream_port())
+        except OSError:
+            writer.transport.abort()
+            return
         for source, target in ((reader, up_writer), (up_reader, writer)):
             task = asyncio.create_task(self._copy(source, target))
             self._tasks.add(task)

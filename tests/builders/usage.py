@@ -33,12 +33,16 @@ def make_record(
 
 
 def new_request(
-    request_id: str | None = None, *, tenant_id: str = "ten_a", api_id: str = "api-a"
+    request_id: str | None = None,
+    *,
+    tenant_id: str = "ten_a",
+    api_id: str = "api-a",
+    accepted_at: datetime | None = None,
 ) -> NewRequest:
     return NewRequest(
         request_id=request_id or f"req_{next(_numbers)}",
         tenant_id=tenant_id,
-        accepted_at=datetime.now(UTC),
+        accepted_at=accepted_at or datetime.now(UTC),
         api_id=api_id,
         key_id="key_a",
         model="support-bot",

@@ -1,0 +1,1 @@
+"""The price book: what a million tokens cost, on which base, for whom, from when on."""

@@ -1,0 +1,104 @@
+"""The price book: kept by operators, never changed behind what was used."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from app.context import AppContext
+from app.db import Database, billing_scope, tenant_scope
+from app.prices.repository import price_in_force
+from tests.builders.clock import Clock
+from tests.builders.operator import Operator
+from tests.builders.tiny_base import MODEL_ID
+
+PRICE: dict[str, Any] = {"currency": "usd", "input": "0.15", "output": "0.6"}
+HOUR = timedelta(hours=1)
+
+
+async def test_a_price_defaults_to_the_served_base_this_hour_and_no_discount(
+    operator: Operator, clock: Clock
+) -> None:
+    price = await operator.done("POST", "/prices", json=PRICE)
+    hour = clock.now().replace(minute=0, second=0, microsecond=0)
+    assert (price["base_model"], price["tenant_id"]) == (MODEL_ID, None)
+    assert (price["input"], price["cached"], price["output"]) == ("0.15", "0.15", "0.6")
+    assert price["effective_at"] == int(hour.timestamp())
+    assert await operator.done("GET", f"/prices/{price['id']}") == price
+    assert (await operator.done("GET", "/prices"))["data"] == [price]
+
+
+async def test_a_price_that_was_in_force_stays_and_a_future_one_can_be_taken_back(
+    operator: Operator, clock: Clock
+) -> None:
+    now = await operator.done("POST", "/prices", json=PRICE)
+    next_hour = int((clock.now() + HOUR).replace(minute=0, second=0, microsecond=0).timestamp())
+    later = await operator.done("POST", "/prices", json={**PRICE, "effective_at": next_hour})
+
+    refused = await operator.call("DELETE", f"/prices/{now['id']}")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "price_in_force")
+    assert (await operator.done("DELETE", f"/prices/{later['id']}"))["deleted"]
+    assert (await operator.call("GET", f"/prices/{later['id']}")).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code"),
+    [
+        ({**PRICE, "effective_at": 1234}, 422, "not_a_whole_hour"),
+        ({**PRICE, "input": "-1"}, 400, "invalid_value"),
+        ({**PRICE, "input": "0.0000001"}, 400, "invalid_value"),
+        ({**PRICE, "input": "NaN"}, 400, "invalid_value"),
+        ({**PRICE, "currency": "dollars"}, 400, "invalid_value"),
+        ({**PRICE, "tenant": "nobody"}, 404, "not_found"),
+        ({**PRICE, "colour": "red"}, 400, "unknown_parameter"),
+        ({"currency": "usd", "input": 1}, 400, "missing_required_parameter"),
+    ],
+)
+async def test_a_wrong_price_is_refused_by_name(
+    operator: Operator, body: dict[str, Any], status: int, code: str
+) -> None:
+    answer = await operator.call("POST", "/prices", json=body)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (status, code), answer.text
+
+
+async def test_two_prices_of_one_hour_are_refused_for_everybody_as_for_one_tenant(
+    operator: Operator,
+) -> None:
+    await operator.new_tenant("acme")
+    for whose in ({}, {"tenant": "acme"}):
+        await operator.done("POST", "/prices", json={**PRICE, **whose})
+        answer = await operator.call("POST", "/prices", json={**PRICE, **whose})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (409, "price_conflict")
+
+
+async def test_the_price_in_force_is_the_tenants_own_else_everybodys(
+    operator: Operator, context: AppContext
+) -> None:
+    acme, globex = [(await operator.new_tenant(name)).id for name in ("acme", "globex")]
+    at = datetime(2026, 3, 5, 12, tzinfo=UTC)
+    for output, hours, whose in ((1, 0, {}), (2, 2, {}), (3, 1, {"tenant": acme})):
+        effective_at = int((at + hours * HOUR).timestamp())
+        body = {**PRICE, "output": output, "effective_at": effective_at, **whose}
+        await operator.done("POST", "/prices", json=body)
+
+    async def output_price(database: Database, tenant_id: str, at: datetime) -> Decimal | None:
+        async with database.session() as session:
+            await tenant_scope(session, tenant_id)
+            own = await price_in_force(session, tenant_id, MODEL_ID, at)
+            await billing_scope(session)
+            seen = await price_in_force(session, tenant_id, MODEL_ID, at)
+            assert (own and own.id) == (seen and seen.id)
+            return None if own is None else own.output_price
+
+    for tenant_id, hours, expected in (
+        (acme, -0.1, None),
+        (acme, 0, 1),
+        (acme, 1.5, 3),
+        (acme, 9, 3),
+        (globex, 1.5, 1),
+        (globex, 2, 2),
+    ):
+        assert await output_price(context.database, tenant_id, at + hours * HOUR) == expected
