@@ -156,13 +156,14 @@ class UnavailableError(ApiError):
         *,
         code: str = "dependency_unavailable",
         internal: str | None = None,
+        retry_after_s: float = 1.0,
     ) -> None:
         super().__init__(
             503,
             code,
             "server_error",
             message,
-            headers=retry_after(1),
+            headers=retry_after(retry_after_s),
             internal=internal,
         )
 

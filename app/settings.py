@@ -51,6 +51,10 @@ class Settings(WorkerSettings):
     before it is answered 503. So is every request while more than `max_usage_backlog` records wait
     in Redis for a worker: 60 MB of what is not yet in the ledger. A client that takes nothing of
     its stream for `client_stall_timeout_s` is cut off.
+    `queue_timeout_s` is what a request waits for an engine where it does not say so itself, and
+    `max_queue_timeout_s` what it may say. A request that could expect to wait for more than
+    `max_queue_wait_s` (flex: than its own time-out) is answered 503 at once, and so is every one
+    while `max_queued_requests` wait.
     On SIGTERM new connections are taken for `drain_delay_s` more, and what runs may go on for
     `drain_s`.
     `failover_timeout_s` is what a request whose engine died waits for another one.
@@ -73,5 +77,9 @@ class Settings(WorkerSettings):
     failover_timeout_s: float = Field(default=60.0, gt=0)
     drain_delay_s: float = Field(default=0.0, ge=0)
     drain_s: float = Field(default=30.0, ge=0)
+    queue_timeout_s: float = Field(default=60.0, gt=0)
+    max_queue_timeout_s: float = Field(default=600.0, gt=0)
+    max_queue_wait_s: float = Field(default=10.0, gt=0)
+    max_queued_requests: int = Field(default=10_000, ge=1)
     max_usage_backlog: int = Field(default=200_000, ge=0)
     api_id: str = Field(default_factory=lambda: f"api-{secrets.token_hex(6)}")

@@ -31,6 +31,7 @@ Temperature = Annotated[float, Field(strict=True, ge=0, le=2)]
 TopP = Annotated[float, Field(strict=True, ge=0, le=1)]
 TopK = Annotated[int, Field(strict=True, ge=-1, le=2**31 - 1)]
 Seed = Annotated[int, Field(strict=True, ge=-(2**63), le=2**63 - 1)]
+QueueTimeout = Annotated[float, Field(strict=True, gt=0)]
 NumChoices = Annotated[int, Field(strict=True, ge=1, le=8)]
 
 

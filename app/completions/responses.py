@@ -61,7 +61,7 @@ class ChatCompletion(Struct, frozen=True, kw_only=True):
     model: str
     choices: list[ChatChoice]
     usage: Usage
-    service_tier: Literal["default"] = "default"
+    service_tier: str = "default"
     system_fingerprint: str
     metadata: dict[str, str] | None = None
 
@@ -87,7 +87,7 @@ class ChatChunk(Struct, frozen=True, kw_only=True):
     model: str
     choices: list[ChatChunkChoice]
     usage: Usage | UnsetType | None = UNSET
-    service_tier: Literal["default"] = "default"
+    service_tier: str = "default"
     system_fingerprint: str
 
 

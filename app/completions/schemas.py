@@ -17,6 +17,7 @@ from app.completions.fields import (
     Metadata,
     NumChoices,
     Prompts,
+    QueueTimeout,
     Seed,
     Stops,
     Temperature,
@@ -50,12 +51,13 @@ class CommonBody(BaseModel):
     n: NumChoices | None = None
     stream: Flag | None = None
     stream_options: StreamOptions | None = None
+    service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = None
+    queue_timeout: QueueTimeout | None = None
 
     user: EndUserId | None = None
     safety_identifier: EndUserId | None = None
     metadata: Metadata | None = None
     store: Flag | None = None
-    service_tier: Literal["auto", "default"] | None = None
     prompt_cache_key: Text | None = None
     prompt_cache_options: dict[str, Any] | None = None
     prompt_cache_retention: Literal["in_memory", "24h"] | None = None

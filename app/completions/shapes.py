@@ -48,6 +48,7 @@ class ChatShape:
     head: Head
     includes_usage: bool = False
     metadata: dict[str, str] | None = None
+    service_tier: str = "default"
 
     def whole(self, choices: Sequence[Delta], usage: Usage) -> Struct:
         return ChatCompletion(
@@ -57,6 +58,7 @@ class ChatShape:
             ],
             usage=usage,
             metadata=self.metadata,
+            service_tier=self.service_tier,
         )
 
     def opening(self, num_choices: int) -> list[Struct]:
@@ -76,7 +78,12 @@ class ChatShape:
 
     def _chunk(self, choices: list[ChatChunkChoice], usage: Usage | None = None) -> Struct:
         usage_field = usage if self.includes_usage else UNSET
-        return ChatChunk(**_fields(self.head), choices=choices, usage=usage_field)
+        return ChatChunk(
+            **_fields(self.head),
+            choices=choices,
+            usage=usage_field,
+            service_tier=self.service_tier,
+        )
 
 
 @dataclass(frozen=True, slots=True)

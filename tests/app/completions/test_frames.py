@@ -13,22 +13,25 @@ from app.completions.choice import Choice, Delta
 from app.completions.connection import ClientGoneError, while_connected
 from app.completions.responses import Head
 from app.completions.service import Answer
+from app.completions.service_class import ServiceClass
 from app.completions.shapes import ChatShape, Shape, TextShape
 from app.completions.streaming import DONE, KEEPALIVE, frames
 from app.completions.tokenizer import Tokenizer
 from app.errors import UnavailableError
+from engine.messages import ServiceTier
 from tests.builders.principals import make_principal
 from tests.builders.requests import make_request
 
 HEAD = Head("id", 1, "m", "fp")
 PRINCIPAL = make_principal()
+ASKED = ServiceClass(ServiceTier.DEFAULT, 60.0)
 SHAPES = [ChatShape(HEAD), TextShape(HEAD)]
 
 
 @pytest.fixture
 def answer(tiny_base_folder: Path) -> Answer:
     choice = Choice(0, Tokenizer.from_folder(tiny_base_folder).start_detokenizer(), [], [])
-    return Answer(PRINCIPAL, ResolvedModel("m"), HEAD, [make_request()], [choice], 1)
+    return Answer(PRINCIPAL, ResolvedModel("m"), ASKED, HEAD, [make_request()], [choice], 1)
 
 
 class Generated:

@@ -1,0 +1,51 @@
+"""Turns requests away, before anything is done for them, while more comes in than goes out.
+
+Knows nothing of how the queue is kept. Invariants: while next to nothing waits nobody is asked, so
+that the door costs nothing; a tenant that asks for less than its share is let in, whatever others
+do; who is let in can expect to be leased before its deadline.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from app.auth import Principal
+from app.completions.service_class import ServiceClass
+from app.context import AppContext
+from app.errors import UnavailableError
+from engine.messages import ServiceTier
+from engine.transport.errors import QueueUnavailableError
+from engine.transport.load import QueueLoad
+
+FEW = 8
+"""Requests that wait; engines look that far ahead, and a pace cannot be judged by fewer."""
+UNKNOWN_PACE_RETRY_S = 5.0
+
+
+async def refuse_overload(context: AppContext, principal: Principal, asked: ServiceClass) -> None:
+    """Raises UnavailableError: `overloaded`, with when to come back; or without a queue."""
+    if context.queue.num_queued < FEW:
+        return
+    try:
+        load = await context.redis.ask(partial(context.queue.load, principal.tenant_id))
+    except QueueUnavailableError as error:
+        raise UnavailableError(internal=str(error)) from error
+    settings = context.settings
+    limit_s = asked.queue_timeout_s
+    if asked.tier is not ServiceTier.FLEX:
+        limit_s = min(limit_s, settings.max_queue_wait_s)
+    wait_s = load.expected_wait_s(weight=principal.weight, is_flex=asked.tier is ServiceTier.FLEX)
+    if not _is_too_much(load, wait_s, limit_s, settings.max_queued_requests):
+        return
+    raise UnavailableError(
+        "The service is overloaded. Please try again later.",
+        code="overloaded",
+        internal=f"{load}",
+        retry_after_s=UNKNOWN_PACE_RETRY_S if wait_s is None else wait_s,
+    )
+
+
+def _is_too_much(load: QueueLoad, wait_s: float | None, limit_s: float, max_queued: int) -> bool:
+    if load.num_queued >= max_queued:
+        return True
+    return load.num_queued >= FEW and wait_s is not None and wait_s > limit_s
