@@ -105,6 +105,7 @@ WARNINGS: dict[str, str] = {
     "base_model_unverified": "The base model's name is unknown here; only shapes were compared.",
     "trained_on_quantized_base": "It was trained on a quantised copy of a base.",
     "keys_remapped": "Tensor names carried a wrapper's prefix, which was removed.",
+    "projections_split": "Fused projections were taken apart: q, k, v; or gate, up.",
     "init_check_conversion": "It may come from an initialisation that changes the base.",
     "scaling_unusual": "lora_alpha is zero or negative for some module.",
     "no_effect": "Every lora_B is zero: the adapter changes nothing.",

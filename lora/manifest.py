@@ -19,7 +19,7 @@ from lora.limits import DEFAULT_LIMITS, ManifestLimits
 from lora.overrides import BaseCopy, Override, read_overrides, shown
 from lora.peft_config import PeftConfig, read_config
 from lora.safetensors_header import TensorSpan, read_header
-from lora.sites import EMBED, HEAD, NO_LAYER, ModuleKey
+from lora.sites import EMBED, FUSED, HEAD, NO_LAYER, ModuleKey
 from lora.store import CONFIG_FILE, WEIGHTS_FILE
 from lora.targets import Targets, read_targets
 from lora.tensor_names import NameKind
@@ -113,8 +113,12 @@ def read_manifest(
     copies: tuple[BaseCopy, ...] = ()
     # NOTE: targets are matched against the names of the trained model, which the file tells.
     if config is not None:
-        prefix = "model." if plan is None else plan.prefix
-        targets = read_targets(config, base, prefix, limits, of_config)
+        prefix, fused = ("model.", frozenset()) if plan is None else (plan.prefix, plan.fused)
+        targets = read_targets(config, base, prefix, fused, limits, of_config)
+        if fused:
+            of_weights.warn(
+                "projections_split", f"{', '.join(sorted(fused))}: taken apart in order"
+            )
         if targets is not None and plan is not None:
             _check_targets(targets, plan, of_weights)
             modules = _join(config, targets, plan, limits, of_weights)
@@ -139,6 +143,11 @@ def read_manifest(
 
 def _check_targets(targets: Targets, plan: TensorPlan, findings: Findings) -> None:
     """The tensors are the truth; a configuration that says otherwise tells of a broken save."""
+    findings.refuse_all(
+        "tensor_unexpected",
+        _shown(plan.touched - targets.ranks.keys()),
+        "parts of projections that the file has fused too",
+    )
     if targets.configured is None:
         return
     findings.refuse_all(
@@ -165,6 +174,8 @@ def _join(
     biases = _take_vectors(config.lora_bias, NameKind.LORA_BIAS, "lora_bias", plan, findings)
     modules: list[LoraModule] = []
     for key, pair in sorted(plan.pairs.items(), key=lambda item: _canonical(item[0])):
+        if key not in targets.ranks:
+            continue
         if pair.rank != targets.ranks[key]:
             findings.refuse(
                 "rank_mismatch",
@@ -214,7 +225,7 @@ def _scale(alpha: int | float, pair: TensorPair, use_rslora: bool) -> float:
     return alpha / math.sqrt(pair.rank) if use_rslora else alpha / pair.rank
 
 
-_ORDER = (EMBED, *MODULES, HEAD)
+_ORDER = (EMBED, *MODULES, *FUSED, HEAD)
 
 
 def _canonical(key: ModuleKey) -> tuple[int, int]:

@@ -19,12 +19,12 @@ from lora.limits import ManifestLimits
 from lora.module_path import EMBEDDINGS
 from lora.peft_config import PeftConfig
 from lora.safetensors_header import TensorSpan
-from lora.sites import EMBED_TOKENS, LAYER_NORMS, LM_HEAD, NORM, ModuleKey
+from lora.sites import EMBED_TOKENS, FUSED, LAYER_NORMS, LM_HEAD, NORM, ModuleKey
 from lora.tensor_names import NameKind
 from lora.tensor_plan import TensorPlan
 
 # Modules of the base that have no weight that could be served alone.
-_PARTS = ("self_attn", "mlp", "mlp.act_fn")
+_PARTS = ("self_attn", "mlp", "mlp.act_fn", *FUSED)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from lora import variants
 from lora.base_spec import BaseSpec
 from lora.base_tensors import BaseTensors
 from lora.manifest import LoraModule, Override
-from lora.sites import EMBED_TOKENS, LM_HEAD, SITES, ModuleKey
+from lora.sites import EMBED_TOKENS, FUSED, LM_HEAD, SITES, ModuleKey, module_features
 from lora.span_reader import SpanReader
 
 
@@ -54,19 +54,26 @@ class SiteBuilder:
         self._names = {
             module: (site, out) for site in SITES for module, out in site.outputs(base).items()
         }
+        for name, site in FUSED.items():
+            self._names[name] = (site, (0, module_features(base)[name][1]))
 
     def add_module(self, module: LoraModule) -> None:
-        """A and B with the scale folded in, and DoRA's scale or B's bias with them."""
+        """A and B with the scale folded in, and DoRA's scale or B's bias with them.
+
+        B lies rank by rank: what one rank adds is read in one piece.
+        """
         key = (module.layer, module.module)
         site, out = self._place(key)
         a = self._reader.read(module.a)
-        # Rank by rank: what one rank adds is read in one piece.
-        b = (self._reader.read(module.b) * module.scale).t().contiguous().t()
-        site.parts.append((a, b, out))
+        b = self._reader.read(module.b) * module.scale
+        # NOTE: a fused projection's parts share A, but each has ranks of its own on a GPU.
+        for begin, end in self._part_outputs(module.module, out):
+            part = b[begin - out[0] : end - out[0]]
+            site.parts.append((a, part.t().contiguous().t(), (begin, end)))
         if module.magnitude is not None:
             magnitude = self._reader.read(module.magnitude)
             scale = variants.dora_embedding_scale if key == EMBED_TOKENS else variants.dora_scale
-            site.put_scale(out, scale(self._tensors.weight(key), a, b, magnitude))
+            site.put_scale(out, scale(self._weight(key), a, b, magnitude))
         if module.bias is not None:
             site.add_bias(out, self._reader.read(module.bias) * module.scale)
 
@@ -82,6 +89,17 @@ class SiteBuilder:
 
     def build(self) -> dict[SiteKey, LoraSite]:
         return {key: _arranged(site) for key, site in self._sites.items()}
+
+    def _part_outputs(self, module: str, out: tuple[int, int]) -> list[tuple[int, int]]:
+        return list(FUSED[module].outputs(self._base).values()) if module in FUSED else [out]
+
+    def _weight(self, key: ModuleKey) -> Tensor:
+        """The base's weight, that of a fused projection put together."""
+        layer, module = key
+        if module not in FUSED:
+            return self._tensors.weight(key)
+        parts = FUSED[module].modules
+        return torch.cat([self._tensors.weight((layer, part)) for part in parts])
 
     def _place(self, key: ModuleKey) -> tuple[_Site, tuple[int, int]]:
         """The site of a module, and the module's output features within it."""

@@ -43,6 +43,18 @@ GATE_UP = Site("mlp.gate_up_proj", ("mlp.gate_proj", "mlp.up_proj"))
 DOWN = Site("mlp.down_proj", ("mlp.down_proj",))
 SITES = (QKV, OUT, GATE_UP, DOWN)
 
+FUSED = {site.name: site for site in SITES if len(site.modules) > 1}
+"""Projections that some models of the family have as one module, their outputs in this order."""
+
+
+def module_features(base: BaseSpec) -> dict[str, tuple[int, int]]:
+    """(in, out) features of a layer's linear modules, and of the fused ones that stand for them."""
+    features = base.linear_modules()
+    for name, site in FUSED.items():
+        features[name] = (site.num_in(base), sum(features[module][1] for module in site.modules))
+    return features
+
+
 EMBED_TOKENS = (NO_LAYER, EMBED)
 """Site key of the input embedding, which belongs to no layer."""
 

@@ -9,7 +9,7 @@ Source: PEFT's check_target_module_exists and get_pattern_key.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -18,7 +18,7 @@ from lora.findings import Findings
 from lora.limits import ManifestLimits
 from lora.patterns import Pattern, PatternError, check_pattern, compile_pattern
 from lora.peft_config import ALL_LINEAR, PeftConfig
-from lora.sites import EMBED_TOKENS, LM_HEAD, NO_LAYER, ModuleKey
+from lora.sites import EMBED_TOKENS, FUSED, LM_HEAD, NO_LAYER, ModuleKey
 
 Value = TypeVar("Value", int, int | float)
 
@@ -44,13 +44,23 @@ class Targets:
 
 
 def read_targets(
-    config: PeftConfig, base: BaseSpec, prefix: str, limits: ManifestLimits, findings: Findings
+    config: PeftConfig,
+    base: BaseSpec,
+    prefix: str,
+    fused: Collection[str],
+    limits: ManifestLimits,
+    findings: Findings,
 ) -> Targets | None:
-    """Evaluate the configuration's patterns on the base's modules; None where one is refused."""
+    """Evaluate the configuration's patterns on the modules of the model that was trained.
+
+    `fused`: the projections that it had in place of their parts. None where a pattern is refused.
+    """
+    parts = {module for name in fused for module in FUSED[name].modules}
+    modules = [module for module in (*base.linear_modules(), *sorted(fused)) if module not in parts]
     paths = {
         f"{prefix}layers.{layer}.{module}": (layer, module)
         for layer in range(base.num_layers)
-        for module in base.linear_modules()
+        for module in modules
     }
     paths |= {f"{prefix}embed_tokens": EMBED_TOKENS, "lm_head": LM_HEAD}
     unserved = tuple(f"{prefix}{name}" for name in _UNSERVED_IN_BODY)

@@ -14,7 +14,7 @@ from lora.base_spec import BaseSpec
 from lora.findings import Findings
 from lora.module_path import EMBEDDINGS, NORMS
 from lora.safetensors_header import TensorSpan
-from lora.sites import EMBED_TOKENS, LAYER_NORMS, LM_HEAD, NORM, ModuleKey
+from lora.sites import EMBED_TOKENS, LAYER_NORMS, LM_HEAD, NORM, ModuleKey, module_features
 from lora.tensor_names import NameKind, TensorName
 
 Named = tuple[TensorSpan, TensorName]
@@ -80,7 +80,7 @@ def _refuse_mixed_adapters(named: list[Named], findings: Findings) -> None:
 
 
 def _place(named: list[Named], base: BaseSpec, findings: Findings) -> Places:
-    modules = base.linear_modules()
+    modules = module_features(base)
     leaves = {module.rpartition(".")[2] for module in modules}
     places: dict[ModuleKey, dict[NameKind, TensorSpan]] = defaultdict(dict)
     refused: dict[str, list[str]] = defaultdict(list)

@@ -15,7 +15,7 @@ from lora.findings import Findings
 from lora.limits import ManifestLimits
 from lora.module_path import EMBEDDINGS
 from lora.safetensors_header import TensorSpan
-from lora.sites import EMBED_TOKENS, LM_HEAD, NO_LAYER, ModuleKey
+from lora.sites import EMBED_TOKENS, FUSED, LM_HEAD, NO_LAYER, ModuleKey, module_features
 from lora.tensor_names import NameKind, parse_name
 from lora.tensor_places import Named, Places, place_tensors
 
@@ -56,6 +56,11 @@ class TensorPlan:
     touched: frozenset[ModuleKey]
     pairs: Mapping[ModuleKey, TensorPair]
     places: Places
+
+    @property
+    def fused(self) -> frozenset[str]:
+        """The fused projections that the trained model had in place of the base's own."""
+        return frozenset(module for _, module in self.touched if module in FUSED)
 
     def of_kind(self, kind: NameKind) -> dict[ModuleKey, TensorSpan]:
         """The tensors of one kind, in no order."""
@@ -150,7 +155,7 @@ def _refuse_misshapen(places: Places, base: BaseSpec, findings: Findings) -> Pla
 
 def _shapes(key: ModuleKey, base: BaseSpec) -> dict[NameKind, tuple[int | str, ...]]:
     """The shape of each kind of tensor at a module; a text where any size will do."""
-    modules = base.linear_modules()
+    modules = module_features(base)
     if key == EMBED_TOKENS:
         num_in, num_out = base.vocab_size, base.hidden_size
     elif key == LM_HEAD:

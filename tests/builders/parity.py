@@ -23,9 +23,18 @@ TRAINED = [5, 9, 77, 3]
 class Parity:
     """Adapters that PEFT saved on the base in `base`, each under a name."""
 
-    def __init__(self, folder: Path, base: Path, config: EngineConfig, vocab_size: int) -> None:
-        self.base = base
-        self.oracle = Oracle(base)
+    def __init__(
+        self,
+        folder: Path,
+        base: Path,
+        config: EngineConfig,
+        vocab_size: int,
+        *,
+        trained: Path | None = None,
+    ) -> None:
+        """trained: the model that PEFT trains on and that is the oracle, where it is another."""
+        self.trained = trained or base
+        self.oracle = Oracle(self.trained)
         self.harness = EngineHarness(base, folder / "store", config)
         self.folders: dict[str, Path] = {}
         self._folder = folder
@@ -35,7 +44,7 @@ class Parity:
     def train(self, name: str, **options: Any) -> None:
         """Let PEFT make an adapter. `options`: `make_adapter`'s."""
         seed = len(self.folders) + 1
-        folder = make_adapter(self.base, self._folder / name, seed=seed, **options)
+        folder = make_adapter(self.trained, self._folder / name, seed=seed, **options)
         self.add(name, folder)
 
     def add(self, name: str, folder: Path, served: Path | None = None) -> None:

@@ -120,6 +120,19 @@ BIAS_FORMS: dict[str, dict[str, Any]] = {
     },
     "dora_bias_all": {"r": 4, "bias": "all", "use_dora": True, "target_modules": ["q_proj"]},
 }
+# Those of a model whose projections are fused, served on a base where they are not.
+FUSED_FORMS: dict[str, dict[str, Any]] = {
+    "fused": {"r": 4, "target_modules": ["qkv_proj", "gate_up_proj"]},
+    "fused_all_linear": {"r": 3, "use_rslora": True, "target_modules": "all-linear"},
+    "fused_patterns": {
+        "r": 4,
+        "target_modules": ["qkv_proj", "down_proj"],
+        "rank_pattern": {"qkv_proj": 6},
+        "layers_to_transform": [0, 2],
+    },
+    "fused_dora": {"r": 4, "use_dora": True, "target_modules": ["qkv_proj", "o_proj"]},
+    "fused_lora_bias": {"r": 4, "lora_bias": True, "target_modules": ["gate_up_proj"]},
+}
 # Those that keep the tie of a tied base.
 TIED_FORMS: dict[str, dict[str, Any]] = {
     "kept_tie_saved": {

@@ -91,7 +91,7 @@ def test_rows_of_the_base_and_of_plain_adapters_keep_their_bits_beside_every_for
     config = EngineConfig(pool_bytes=1 << 24, batch_invariant=True)
     recorded = []
     for neighbours in ([], list(ALL_FORMS)):
-        made = Parity(tmp_path / str(len(neighbours)), parity.base, config, VOCAB_SIZE)
+        made = Parity(tmp_path / str(len(neighbours)), parity.trained, config, VOCAB_SIZE)
         for name in ["plain", *neighbours]:
             made.add(name, parity.folders[name])
         names: list[str] = [BASE, "plain", *neighbours]

@@ -218,3 +218,39 @@ def test_only_lora_matrices_make_an_adapter(read: ManifestReader) -> None:
     config = plain_config(target_modules=None, modules_to_save=["lm_head", "embed_tokens"])
     with refused("adapter_empty"):
         read(config, WHOLE)
+
+
+def fused_tensors() -> Tensors:
+    tensors: Tensors = {}
+    for layer in range(3):
+        for module, width in (("self_attn.qkv_proj", 128), ("mlp.gate_up_proj", 192)):
+            path = f"{HEAD}layers.{layer}.{module}"
+            tensors |= {
+                f"{path}.lora_A.weight": zeros((8, 64)),
+                f"{path}.lora_B.weight": zeros((width, 8)),
+            }
+    return tensors
+
+
+def test_fused_projections_stand_for_their_parts(read: ManifestReader) -> None:
+    config = plain_config(target_modules=["qkv_proj", "gate_up_proj"])
+    manifest = read(config, fused_tensors())
+    assert {module.module for module in manifest.modules} == {
+        "self_attn.qkv_proj",
+        "mlp.gate_up_proj",
+    }
+    assert warnings_of(manifest) == {"projections_split"}
+    assert len(read(plain_config(target_modules=None), fused_tensors()).modules) == 6
+    with refused("tensor_missing"):
+        read(plain_config(target_modules="all-linear"), fused_tensors())
+
+
+def test_a_model_has_a_projection_fused_or_apart(read: ManifestReader) -> None:
+    both = lora_tensors() | fused_tensors()
+    config = plain_config(target_modules=["qkv_proj", "gate_up_proj", "q_proj", "v_proj"])
+    with refused("target_unknown"):
+        read(config, both)
+    with refused("tensor_unexpected"):
+        read(plain_config(target_modules=["qkv_proj", "gate_up_proj"]), both)
+    with refused("tensor_unexpected"):
+        read(plain_config(target_modules=None), both)

@@ -105,7 +105,7 @@ def test_a_whole_model_beside_an_adapter(read: ManifestReader) -> None:
         (f"{HEAD}layers.0.mlp.experts.3.gate_proj", "target_unknown"),
         (f"{HEAD}layers.0.mlp.experts", "target_unknown"),
         (f"{HEAD}layers.0.mlp.experts.base_layer", "target_unknown"),
-        (f"{HEAD}layers.0.self_attn.qkv_proj", "target_unknown"),
+        (f"{HEAD}layers.0.self_attn.Wqkv", "target_unknown"),
         (f"{HEAD}layers.0.mlp.q_proj", "target_unknown"),
         (f"{HEAD}layers.0.q_proj", "target_unknown"),
         ("base_model.model.transformer.h.0.attn.c_attn", "target_unknown"),
