@@ -110,6 +110,8 @@ class ApiKey(Table):
     expires_at: Mapped[datetime | None]
     disabled_at: Mapped[datetime | None]
     limits: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'::jsonb"))
+    # The key whose place this one took, or that made it: they are limited as one.
+    counted_as: Mapped[str | None]
     allowed_models: Mapped[list[str] | None]
     replaced_by: Mapped[str | None]
     created_by: Mapped[str | None]

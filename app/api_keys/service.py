@@ -48,7 +48,11 @@ async def create_key(asking: Asking, body: KeyCreate, *, pepper: str) -> tuple[A
         raise BadRequestError("'expires_at' lies in the past.", param="expires_at")
     grant = Grant(sorted(set(body.scopes)), _sorted(body.allowed_models), expires_at)
     check_grant(grant, asking.grantor)
-    key, secret = await _add(asking, body.name, grant, pepper)
+    maker = None
+    if asking.grantor is not None:
+        keys = ApiKeyRepository(asking.session, asking.tenant_id)
+        maker = await keys.get(asking.grantor.key_id)
+    key, secret = await _add(asking, body.name, grant, pepper, limited_as=maker)
     await _record(asking, "key.created", None, key)
     return key, secret
 
@@ -82,7 +86,7 @@ async def rotate_key(
     before = KeyView.of(old)
     grant = Grant(old.scopes, old.allowed_models, old.expires_at)
     check_grant(grant, asking.grantor)
-    new, secret = await _add(asking, old.name, grant, pepper)
+    new, secret = await _add(asking, old.name, grant, pepper, limited_as=old)
     ends_at = asking.now + timedelta(seconds=overlap_s)
     old.replaced_by = new.id
     old.expires_at = ends_at if old.expires_at is None else min(old.expires_at, ends_at)
@@ -114,7 +118,11 @@ async def delete_key(asking: Asking, key_id: str) -> None:
     )
 
 
-async def _add(asking: Asking, name: str, grant: Grant, pepper: str) -> tuple[ApiKey, str]:
+async def _add(
+    asking: Asking, name: str, grant: Grant, pepper: str, *, limited_as: ApiKey | None
+) -> tuple[ApiKey, str]:
+    """`limited_as`: a key that this one shares limits and counters with, so that neither a new key
+    nor a rotated one is a fresh start."""
     secret = new_secret()
     key = ApiKey(
         id=new_id("key"),
@@ -127,6 +135,8 @@ async def _add(asking: Asking, name: str, grant: Grant, pepper: str) -> tuple[Ap
         created_at=asking.now,
         created_by=asking.trail.actor,
         expires_at=grant.expires_at,
+        limits={} if limited_as is None else limited_as.limits,
+        counted_as=None if limited_as is None else limited_as.counted_as or limited_as.id,
     )
     await ApiKeyRepository(asking.session, asking.tenant_id).add(key)
     return key, secret

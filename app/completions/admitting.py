@@ -75,6 +75,7 @@ async def admitted(
         request_id=id_of_hex("req", requests[0].request_id.partition("-")[0]),
         tenant_id=principal.tenant_id,
         key_id=principal.key_id,
+        counted_key_id=principal.terms.counted_key_id,
         model=model.requested,
         adapter_id=model.adapter_id,
         sequences=[
@@ -108,7 +109,8 @@ async def _prices(
 
     Raises PermissionDeniedError where nobody said what a token costs: then no budget can hold.
     """
-    if all(each.kind is not Kind.COST_PER_MONTH for each in limits):
+    budgets = [each for each in limits if each.kind is Kind.COST_PER_MONTH]
+    if not budgets:
         return None
     tenant_id, base = principal.tenant_id, context.base.model_id
 
@@ -119,6 +121,8 @@ async def _prices(
 
     found = await context.registry.look_up(("price", tenant_id, base), look_up)
     if found is None:
+        if all(each.mode != "hard" for each in budgets):
+            return None
         raise PermissionDeniedError(
             "Your organization has a budget of money, and no price is set for this model.",
             code="price_missing",

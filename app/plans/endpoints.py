@@ -104,7 +104,7 @@ async def get_key_limits(
     tenant: str, key: str, session: RequestSession, trail: Trail
 ) -> LimitsView:
     row = await service.find_key(session, tenant, key, trail)
-    return LimitsView.of_subject(row.limits, key_limits(row.id, row.limits))
+    return LimitsView.of_subject(row.limits, key_limits(row))
 
 
 @limits.put("/keys/{key}/limits")
@@ -112,7 +112,7 @@ async def put_key_limits(
     tenant: str, key: str, body: SubjectLimits, session: RequestSession, trail: Trail
 ) -> LimitsView:
     row = await service.put_key_limits(session, tenant, key, body, trail)
-    return LimitsView.of_subject(row.limits, key_limits(row.id, row.limits))
+    return LimitsView.of_subject(row.limits, key_limits(row))
 
 
 @limits.get("/adapters/{adapter}/limits")

@@ -77,9 +77,11 @@ class Terms:
     """All that a tenant and its key are held to, and the tenant's part where engines are few.
 
     `weight`: with twice of it goes twice the service. `reserved_share`: of the engines, 0 to 1.
+    `counted_key_id`: the key whose counters this key has, its own or those of where it comes from.
     """
 
     limits: tuple[Limit, ...] = ()
+    counted_key_id: str = ""
     weight: float = 1.0
     reserved_share: float = 0.0
     allows_priority: bool = False

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import delete, select
+from sqlalchemy import delete, func, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from app.tables import Plan, Tenant
+from app.tables import ApiKey, Plan, Tenant
 
 
 class PlanRepository:
@@ -52,3 +52,13 @@ async def plan_of(session: AsyncSession, tenant: Tenant) -> Plan | None:
     if tenant.plan_id is None:
         return None
     return await session.scalar(select(Plan).where(Plan.id == tenant.plan_id))
+
+
+async def share_limits(session: AsyncSession, key: ApiKey) -> None:
+    """Give the key's limits to all keys that are counted as one with it, in the tenant's scope."""
+    counted_as = func.coalesce(ApiKey.counted_as, ApiKey.id)
+    await session.execute(
+        update(ApiKey)
+        .where(ApiKey.tenant_id == key.tenant_id, counted_as == (key.counted_as or key.id))
+        .values(limits=key.limits)
+    )

@@ -16,7 +16,7 @@ from app.audit.trail import AuditTrail
 from app.db import operator_scope
 from app.errors import ConflictError, NotFoundError, UnprocessableError
 from app.ids import new_id
-from app.plans.repository import PlanRepository, plan_of
+from app.plans.repository import PlanRepository, plan_of, share_limits
 from app.plans.schemas import (
     PlanCreate,
     PlanPut,
@@ -132,6 +132,7 @@ async def put_key_limits(
 ) -> ApiKey:
     key = await find_key(session, reference, key_id, trail)
     await _put_limits(session, key, "key.limits_changed", body, trail)
+    await share_limits(session, key)
     return key
 
 

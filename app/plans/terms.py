@@ -42,8 +42,13 @@ def tenant_terms(tenant: Tenant, plan: Plan | None, settings: Settings) -> Terms
     )
 
 
-def key_limits(key_id: str, limits: Mapping[str, Any]) -> tuple[Limit, ...]:
-    return tuple(limits_in_force("key", key_id, [Layer("key", limits)]))
+def counted_key_id(key: ApiKey) -> str:
+    """Whose counters the key has."""
+    return key.counted_as or key.id
+
+
+def key_limits(key: ApiKey) -> tuple[Limit, ...]:
+    return tuple(limits_in_force("key", counted_key_id(key), [Layer("key", key.limits)]))
 
 
 def adapter_limits(adapter_id: str, limits: Mapping[str, Any]) -> tuple[Limit, ...]:
@@ -54,7 +59,8 @@ def terms_of(key: ApiKey, tenant: Tenant, plan: Plan | None, settings: Settings)
     """The tenant's terms, and its key's limits besides."""
     terms = tenant_terms(tenant, plan, settings)
     return Terms(
-        limits=(*terms.limits, *key_limits(key.id, key.limits)),
+        counted_key_id=counted_key_id(key),
+        limits=(*terms.limits, *key_limits(key)),
         weight=terms.weight,
         reserved_share=terms.reserved_share,
         allows_priority=terms.allows_priority,

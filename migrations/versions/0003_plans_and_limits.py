@@ -32,6 +32,7 @@ def upgrade() -> None:
     for table in LIMITED_TABLES:
         op.add_column(table, _limits())
     op.execute(COPY_LIMITS)
+    op.add_column("api_keys", sa.Column("counted_as", sa.Text))
     op.add_column("tenants", sa.Column("plan_id", sa.Text))
     op.create_foreign_key("fk_tenants_plan_id", "tenants", "plans", ["plan_id"], ["id"])
     op.create_index("ix_tenants_plan_id", "tenants", ["plan_id"])
@@ -49,6 +50,7 @@ def downgrade() -> None:
     op.drop_column("requests", "decision")
     for column in ("allows_priority", "reserved_share", "weight", "plan_id"):
         op.drop_column("tenants", column)
+    op.drop_column("api_keys", "counted_as")
     for table in LIMITED_TABLES:
         op.drop_column(table, "limits")
     op.drop_table("plans")

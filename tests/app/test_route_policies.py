@@ -27,6 +27,8 @@ VALID_BODIES = {
     ("POST", "adapters"): {"name": "x"},
     ("PATCH", "{tenant}"): {},
     ("PUT", "{alias}"): {"version": "v1"},
+    ("PUT", "limits"): {},
+    ("PUT", "plan"): {"plan": None},
 }
 PUBLIC_ROUTES = {("GET", "/livez"), ("GET", "/readyz"), ("GET", "/metrics")}
 

@@ -43,6 +43,7 @@ def make_ask(
         request_id=request_id,
         tenant_id=tenant_id,
         key_id=key_id,
+        counted_key_id=key_id,
         adapter_id=adapter_id,
         model="support-bot",
         sequences=[

@@ -116,6 +116,26 @@ async def test_a_keys_and_an_adapters_limits_are_their_own(
     assert principal.terms.smallest(Kind.REQUESTS_PER_MINUTE) == 5
 
 
+async def test_neither_rotation_nor_a_key_that_makes_keys_gives_a_fresh_start(
+    operator: Operator, api: httpx.AsyncClient, context: AppContext
+) -> None:
+    await operator.new_tenant("globex")
+    old = await operator.new_key("globex", scopes=["inference", "keys:write"])
+    path = f"/tenants/globex/keys/{old['id']}"
+    await operator.done("PUT", f"{path}/limits", json={"tokens_per_day": 5})
+    new = await operator.done("POST", f"{path}/rotate")
+    made = await api.post(
+        "/v1/keys", json={"scopes": ["inference"]}, headers={"x-api-key": new["secret"]}
+    )
+    assert made.status_code == 201, made.text
+    await operator.done("PUT", f"/tenants/globex/keys/{new['id']}/limits", json={"concurrency": 2})
+    for secret in (old["secret"], new["secret"], made.json()["secret"]):
+        principal = await verify_key(context, secret)
+        (limit,) = [each for each in principal.terms.limits if each.scope == "key"]
+        assert (limit.kind, limit.limit, limit.subject_id) == (Kind.CONCURRENCY, 2, old["id"])
+        assert principal.terms.counted_key_id == old["id"]
+
+
 async def test_a_dry_run_shows_what_would_be_and_changes_nothing(
     operator: Operator, acme: Tenant
 ) -> None:

@@ -88,3 +88,15 @@ def test_an_engines_own_end_beats_a_sweeper_that_came_too_early_and_nothing_else
     assert merged(swept, make_record(reason="length")).finish_reason == "length"
     stopped = merged(swept, make_record(reason="abort", generated=70))
     assert (stopped.finish_reason, stopped.num_generated_tokens) == ("api_lost", 70)
+
+
+def test_an_engine_that_stops_for_nobody_does_not_end_a_request() -> None:
+    for reason in ("abort", "api_lost"):
+        said = entry_of(make_record(reason=reason))
+        assert not said.ends_request
+        for author in (UsageAuthor.API, UsageAuthor.SWEEPER):
+            end = entry_of(make_record(reason=reason, author=author))
+            assert end.ends_request and merge(said, end).ends_request
+    assert entry_of(make_record(reason="stop")).ends_request
+    assert entry_of(make_record(reason="adapter_corrupt")).ends_request
+    assert not entry_of(make_record(reason=None)).ends_request
