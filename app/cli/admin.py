@@ -1,7 +1,6 @@
 """`tenfold admin ...`: what an operator does, over the admin API.
 
-Knows nothing of the registry. The commands are in `admin_tenants.py`, `admin_keys.py`,
-`admin_adapters.py` and `admin_audit.py`.
+Knows nothing of the registry. The commands are in the files beside this one.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from app.cli.admin_adapters import adapter
 from app.cli.admin_audit import audit
 from app.cli.admin_client import Target
 from app.cli.admin_keys import key
+from app.cli.admin_plans import explain, limits, plan
 from app.cli.admin_tenants import tenant
 from app.cli.admin_usage import price, usage
 
@@ -25,6 +25,9 @@ admin.add_typer(adapter)
 admin.add_typer(audit)
 admin.add_typer(usage)
 admin.add_typer(price)
+admin.add_typer(plan)
+admin.add_typer(limits)
+admin.command("explain")(explain)
 
 
 @admin.callback()

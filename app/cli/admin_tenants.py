@@ -40,7 +40,8 @@ def create(
     as_json: Json = False,
 ) -> None:
     """Create a tenant."""
-    limits = {"concurrency": concurrency, "queue_depth": queue_depth}
+    given = {"concurrency": concurrency, "queue_depth": queue_depth}
+    limits = {name: limit for name, limit in given.items() if limit is not None}
     body: dict[str, Any] = {"slug": slug, "external_id": external_id, "limits": limits}
     if base:
         body["allowed_bases"] = base
