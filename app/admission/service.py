@@ -111,6 +111,10 @@ class Admission:
             raise UnavailableError(internal=str(error)) from error
         if decision.verdict.status == "refused":
             raise refusal_of(decision)
+        over = [limit for limit, check in decision.checked() if check.is_over]  # soft or dry-run
+        if over:
+            kinds = [f"{limit.scope}:{limit.kind}:{limit.mode}" for limit in over]
+            log.info("limits_passed_over", tenant_id=ask.tenant_id, limits=kinds)
         for sequence in ask.sequences:
             self._held[sequence.id] = Held(
                 id=sequence.id,

@@ -121,8 +121,11 @@ async def delete_key(asking: Asking, key_id: str) -> None:
 async def _add(
     asking: Asking, name: str, grant: Grant, pepper: str, *, limited_as: ApiKey | None
 ) -> tuple[ApiKey, str]:
-    """`limited_as`: a key that this one shares limits and counters with, so that neither a new key
-    nor a rotated one is a fresh start."""
+    """The new key and its secret.
+
+    `limited_as` is a key that it shares limits and counters with: neither a new key nor a rotated
+    one is a fresh start.
+    """
     secret = new_secret()
     key = ApiKey(
         id=new_id("key"),

@@ -14,7 +14,9 @@ from app.admission.messages import Ended, Settlement
 from app.admission.service import Admission
 from app.context import AppContext
 from engine.transport import keys
+from lora.base_spec import BaseSpec
 from tests.app.admission.conftest import Books
+from tests.builders.adapter_files import adapter_files
 from tests.builders.admissions import make_ask, nothing_spent
 from tests.builders.operator import Operator, Tenant
 from tests.builders.stub_engine import StubEngine
@@ -163,6 +165,27 @@ async def test_money_is_settled_by_the_price_of_its_hour(
         query = "SELECT cost_nanos FROM spend WHERE subject = :subject"
         spent = await session.scalar(text(query), {"subject": f"tenant:{tenant.id}"})
     assert spent == (len(PROMPT) * 10 + 6 * 20) * 1000
+
+
+async def test_an_adapters_limit_holds_for_it_alone_and_it_is_charged_besides(
+    api: httpx.AsyncClient,
+    acme: Tenant,
+    engine: StubEngine,
+    books: Books,
+    operator: Operator,
+    tiny_base: BaseSpec,
+) -> None:
+    adapter = await operator.new_adapter("acme", "bot")
+    await operator.push("acme", "bot", adapter_files(tiny_base, seed=1))
+    await operator.done("PUT", "/tenants/acme/adapters/bot/limits", json={"requests_per_minute": 1})
+    first, second = await post(api, acme, model="bot"), await post(api, acme, model="bot")
+    assert (first.status_code, second.status_code) == (200, 429)
+    limit = second.json()["error"]["limit"]
+    assert (limit["scope"], limit["id"]) == ("adapter", adapter["id"])
+    assert (await post(api, acme)).status_code == 200  # the base
+    await books.take_in()
+    assert await books.spent(f"adapter:{adapter['id']}") == len(PROMPT) + 6
+    assert await books.spent(f"tenant:{acme.id}") == 2 * (len(PROMPT) + 6)
 
 
 async def test_the_choices_of_a_request_are_one_decision(
