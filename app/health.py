@@ -8,7 +8,7 @@ it always answers within its time-out.
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends
 from fastapi.responses import JSONResponse
@@ -30,16 +30,21 @@ async def livez() -> dict[str, str]:
 
 
 @router.get("/readyz")
-async def readyz(context: Annotated[AppContext, Depends(get_context)]) -> JSONResponse:
+async def readyz(
+    context: Annotated[AppContext, Depends(get_context)],
+    engines: Literal["required", "optional"] = "required",
+) -> JSONResponse:
+    """`engines=optional`: what engines and their queue do is not this process's to be judged by."""
     if context.drain.is_draining:
         return JSONResponse({"status": "draining"}, status_code=503)
-    registry, engines = await asyncio.gather(_registry(context), _live_engines(context))
+    registry, num_engines = await asyncio.gather(_registry(context), _live_engines(context))
     checks: dict[str, Any] = {
         "registry": registry,
-        "queue": "ok" if engines is not None else "unreachable",
-        "engines": engines or 0,
+        "queue": "ok" if num_engines is not None else "unreachable",
+        "engines": num_engines or 0,
     }
-    is_ready = registry != "unreachable" and bool(engines)
+    has_engines = bool(num_engines) or engines == "optional"
+    is_ready = registry != "unreachable" and has_engines
     body = {"status": "ready" if is_ready else "unavailable", "checks": checks}
     return JSONResponse(body, status_code=200 if is_ready else 503)
 

@@ -19,6 +19,7 @@ from engine.messages import EngineRequest, TokenOutput
 from engine.transport import keys
 from engine.transport.codec import Codec
 from engine.transport.connection import open_async_redis, translated_errors
+from engine.transport.demand import SAMPLE_SIZE, Demand, demand_of
 from engine.transport.errors import MessageDecodeError, QueueUnavailableError
 from engine.transport.failover import Failover, enqueue_args
 from engine.transport.liveness import ApiHeartbeat
@@ -62,7 +63,7 @@ class QueueClient:
             name: cast(
                 "Callable[..., Awaitable[Any]]", self._redis.register_script(read_script(name))
             )
-            for name in ("enqueue", "requeue", "abort", "inspect", "load", "reap")
+            for name in ("enqueue", "requeue", "abort", "inspect", "load", "demand", "reap")
         }
         self._streams: dict[str, OutputStream] = {}
         self._aborts: dict[str, tuple[str, int]] = {}  # request -> where its output came from
@@ -147,6 +148,10 @@ class QueueClient:
         """What a new request of this tenant would find there. Raises QueueUnavailableError."""
         num_queued, num_tenants, num_own, rate = await self._run("load", tenant_id)
         return QueueLoad(num_queued, num_tenants, num_own, float(rate) if rate else None)
+
+    async def demand(self) -> Demand:
+        """What waits and what runs, everywhere. Raises QueueUnavailableError."""
+        return demand_of(await self._run("demand", SAMPLE_SIZE))
 
     async def live_engines(self) -> frozenset[str]:
         """Ids of the engines with a fresh heartbeat. Raises QueueUnavailableError."""

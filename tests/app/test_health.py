@@ -9,7 +9,7 @@ import httpx
 from app.api import create_app
 from app.context import open_context
 from app.settings import Settings
-from tests.builders.operator import Operator
+from tests.builders.operator import OPERATOR, Operator
 from tests.builders.stub_engine import StubEngine
 
 
@@ -63,3 +63,15 @@ async def test_metrics_carry_no_tenant_model_or_path(
     assert 'route="/models/{model:path}"' in metrics and 'route="unmatched"' in metrics
     for text in ("acme", "secret-bot", "holes", acme.id, acme.secret):
         assert text not in metrics
+
+
+async def test_engines_may_be_optional_so_that_what_waits_can_start_one(
+    api: httpx.AsyncClient,
+) -> None:
+    assert (await api.get("/readyz?engines=optional")).status_code == 200
+    assert (await api.get("/readyz")).status_code == 503
+
+
+async def test_autoscaler_is_answered_without_an_engine(admin: httpx.AsyncClient) -> None:
+    status = (await admin.get("/internal/scaling", headers=OPERATOR)).json()
+    assert (status["queued_requests"], status["engines"], status["wanted"]) == (0, 0, 0)
