@@ -12,7 +12,6 @@ from collections.abc import Collection
 
 from lora.base_spec import BaseSpec
 from lora.findings import Findings
-from lora.peft_config import PeftConfig
 
 _QUANTIZED = re.compile(
     r"(?:bnb|gptq|awq|nf4|fp8|hqq|aqlm|[48]-?bit|int[48])(?:$|[-_./])", re.IGNORECASE
@@ -20,10 +19,9 @@ _QUANTIZED = re.compile(
 
 
 def check_base(
-    config: PeftConfig, base: BaseSpec, known_bases: Collection[str], findings: Findings
+    name: str | None, base: BaseSpec, known_bases: Collection[str], findings: Findings
 ) -> None:
-    """Report what the base's name says about the fit."""
-    name = config.base_name
+    """Report what the base's name in the configuration says about the fit."""
     if name is not None and _QUANTIZED.search(name):
         findings.warn(
             "trained_on_quantized_base",

@@ -89,7 +89,9 @@ REFUSALS: dict[str, Refusal] = {
     "base_model_mismatch": Refusal(
         422, "It was trained on another base, by its name or by its copy of the embedding."
     ),
-    "format_mlx_unsupported": Refusal(415, "An MLX adapter."),
+    "format_mlx_unsupported": Refusal(
+        415, "An MLX adapter that leaves open what it computes, or half of one."
+    ),
     "tensor_pair_incomplete": Refusal(422, "A lora_A without its lora_B, or the reverse."),
     "rank_mismatch": Refusal(422, "The rank of A, of B and of the configuration differ."),
     "shape_mismatch": Refusal(422, "A tensor's shape does not fit the base."),

@@ -16,6 +16,9 @@ from lora.base_check import check_base
 from lora.base_spec import MODULES, BaseSpec
 from lora.findings import Finding, Findings, ManifestError
 from lora.limits import DEFAULT_LIMITS, ManifestLimits
+from lora.lora_module import LoraModule
+from lora.mlx_config import MlxConfig
+from lora.mlx_tensors import read_mlx_modules
 from lora.overrides import BaseCopy, Override, read_overrides, shown
 from lora.peft_config import PeftConfig, read_config
 from lora.safetensors_header import TensorSpan, read_header
@@ -23,7 +26,7 @@ from lora.sites import EMBED, FUSED, HEAD, NO_LAYER, ModuleKey
 from lora.store import CONFIG_FILE, WEIGHTS_FILE
 from lora.targets import Targets, read_targets
 from lora.tensor_names import NameKind
-from lora.tensor_plan import TensorPair, TensorPlan, plan_tensors
+from lora.tensor_plan import TensorPair, TensorPlan, plan_tensors, refuse_values
 
 __all__ = [
     "DEFAULT_LIMITS",
@@ -37,29 +40,6 @@ __all__ = [
     "TensorSpan",
     "read_manifest",
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class LoraModule:
-    """One adapted module: `y += scale * B (A x)`. `a` is [rank, in], `b` [out, rank].
-
-    `layer` is -1 for `embed_tokens` (whose x is one-hot) and `lm_head`. `magnitude` [out] is
-    DoRA's; `bias` [out] is added within B, so scaled with it.
-    """
-
-    layer: int
-    module: str
-    rank: int
-    scale: float
-    a: TensorSpan
-    b: TensorSpan
-    magnitude: TensorSpan | None = None
-    bias: TensorSpan | None = None
-
-    @property
-    def spans(self) -> tuple[TensorSpan, ...]:
-        optional = (self.magnitude, self.bias)
-        return (self.a, self.b, *(span for span in optional if span is not None))
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,32 +85,28 @@ def read_manifest(
     of_config, of_weights = Findings(CONFIG_FILE), Findings(WEIGHTS_FILE)
     config = read_config(config_bytes, limits, of_config)
     if config is not None:
-        check_base(config, base, known_bases, of_config)
+        check_base(config.base_name, base, known_bases, of_config)
     spans = read_header(weights, limits, of_weights)
-    plan = None if spans is None else plan_tensors(spans, base, limits, of_weights)
     modules: tuple[LoraModule, ...] = ()
     overrides: tuple[Override, ...] = ()
     copies: tuple[BaseCopy, ...] = ()
-    # NOTE: targets are matched against the names of the trained model, which the file tells.
-    if config is not None:
-        prefix, fused = ("model.", frozenset()) if plan is None else (plan.prefix, plan.fused)
-        targets = read_targets(config, base, prefix, fused, limits, of_config)
-        if fused:
-            of_weights.warn(
-                "projections_split", f"{', '.join(sorted(fused))}: taken apart in order"
-            )
-        if targets is not None and plan is not None:
-            _check_targets(targets, plan, of_weights)
-            modules = _join(config, targets, plan, limits, of_weights)
-        if plan is not None:
-            overrides, copies = read_overrides(config, plan, base, limits, of_config, of_weights)
-            if not plan.touched and not of_weights.has_errors:
-                of_weights.refuse("adapter_empty", "the file holds no LoRA matrices")
+    if isinstance(config, MlxConfig):
+        if spans is not None:
+            refuse_values(spans, of_weights)
+            modules = read_mlx_modules(config, spans, base, of_weights)
+    else:
+        plan = None if spans is None else plan_tensors(spans, base, limits, of_weights)
+        if config is not None:
+            modules = _read_modules(config, plan, base, limits, of_config, of_weights)
+            if plan is not None:
+                overrides, copies = read_overrides(
+                    config, plan, base, limits, of_config, of_weights
+                )
     findings = (*of_config.all(), *of_weights.all())
     if config is None or of_config.has_errors or of_weights.has_errors:
         raise ManifestError(findings)
     manifest = AdapterManifest(
-        modules=modules,
+        modules=tuple(sorted(modules, key=lambda each: _canonical((each.layer, each.module)))),
         overrides=overrides,
         copies=copies,
         warnings=findings,
@@ -139,6 +115,30 @@ def read_manifest(
         max_rank=max(each.rank for each in modules),
     )
     return replace(manifest, num_params=sum(span.num_elements for span in manifest.spans))
+
+
+def _read_modules(
+    config: PeftConfig,
+    plan: TensorPlan | None,
+    base: BaseSpec,
+    limits: ManifestLimits,
+    of_config: Findings,
+    of_weights: Findings,
+) -> tuple[LoraModule, ...]:
+    """The adapted modules of PEFT's; without a plan only the configuration is checked."""
+    # NOTE: targets are matched against the names of the trained model, which the file tells.
+    prefix, fused = ("model.", frozenset()) if plan is None else (plan.prefix, plan.fused)
+    targets = read_targets(config, base, prefix, fused, limits, of_config)
+    if plan is None:
+        return ()
+    if fused:
+        of_weights.warn("projections_split", f"{', '.join(sorted(fused))}: taken apart in order")
+    if not plan.touched and not of_weights.has_errors:
+        of_weights.refuse("adapter_empty", "the file holds no LoRA matrices")
+    if targets is None:
+        return ()
+    _check_targets(targets, plan, of_weights)
+    return _join(config, targets, plan, limits, of_weights)
 
 
 def _check_targets(targets: Targets, plan: TensorPlan, findings: Findings) -> None:

@@ -9,15 +9,14 @@ Source: PEFT's LoraConfig, versions 0.3 to 0.21.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
+from lora.config_document import Fields, read_document
 from lora.config_fields import CHECKS, NO_BEARING
 from lora.config_values import is_empty, is_list_of, shown
-from lora.container import is_lfs_pointer
 from lora.findings import Findings, clean
 from lora.limits import ManifestLimits
-from lora.strict_json import DuplicateKeyError, StrictJsonError, read_json
+from lora.mlx_config import MARKS, MlxConfig, read_mlx_config
 from lora.whole_modules import WholeModules, read_whole_modules
 
 # What PEFT assumes where the file is silent.
@@ -25,8 +24,6 @@ DEFAULT_RANK = 8
 DEFAULT_ALPHA = 8
 
 ALL_LINEAR = "all-linear"
-
-Fields = Mapping[str, object]
 
 # The fields that `_is_lora`, `_Reader` and `read_whole_modules` take.
 _READ = frozenset(
@@ -76,14 +73,20 @@ class PeftConfig:
     whole: WholeModules
 
 
-def read_config(data: bytes, limits: ManifestLimits, findings: Findings) -> PeftConfig | None:
+def read_config(
+    data: bytes, limits: ManifestLimits, findings: Findings
+) -> PeftConfig | MlxConfig | None:
     """Parse the file. None where it is not the configuration of a LoRA adapter at all.
 
     A field that is wrong or not served is reported in `findings`, and PEFT's default stands in for
     it, so that the rest can still be checked.
     """
-    fields = _read_fields(data, limits, findings)
-    if fields is None or not _is_lora(fields, findings):
+    fields = read_document(data, limits, findings)
+    if fields is None:
+        return None
+    if MARKS & fields.keys():
+        return read_mlx_config(fields, limits, findings)
+    if not _is_lora(fields, findings):
         return None
     for name, value in fields.items():
         if name in CHECKS:
@@ -97,33 +100,7 @@ def read_config(data: bytes, limits: ManifestLimits, findings: Findings) -> Peft
     return _Reader(fields, limits, findings).read()
 
 
-def _read_fields(data: bytes, limits: ManifestLimits, findings: Findings) -> Fields | None:
-    if is_lfs_pointer(data):
-        findings.refuse("format_lfs_pointer", "the configuration is a git-lfs pointer")
-        return None
-    try:
-        document = read_json(data, limits.max_config_bytes)
-    except DuplicateKeyError as error:
-        findings.refuse("config_duplicate_key", "a field is named twice", param=error.key)
-        return None
-    except StrictJsonError as error:
-        findings.refuse("config_json_invalid", str(error))
-        return None
-    if not isinstance(document, dict):
-        findings.refuse("config_schema_invalid", "the configuration is not an object")
-        return None
-    return document
-
-
 def _is_lora(fields: Fields, findings: Findings) -> bool:
-    mlx = sorted({"lora_parameters", "fine_tune_type"} & fields.keys())
-    if mlx:
-        findings.refuse(
-            "format_mlx_unsupported",
-            "this is an MLX adapter; convert it to PEFT's format first",
-            param=mlx[0],
-        )
-        return False
     peft_type = fields.get("peft_type")
     if peft_type != "LORA":
         findings.refuse(

@@ -65,7 +65,10 @@ class SiteBuilder:
         key = (module.layer, module.module)
         site, out = self._place(key)
         a = self._reader.read(module.a)
-        b = self._reader.read(module.b) * module.scale
+        b = self._reader.read(module.b)
+        if module.is_transposed:
+            a, b = a.t().contiguous(), b.t()
+        b = b * module.scale
         # NOTE: a fused projection's parts share A, but each has ranks of its own on a GPU.
         for begin, end in self._part_outputs(module.module, out):
             part = b[begin - out[0] : end - out[0]]

@@ -77,7 +77,7 @@ def plan_tensors(
         by_kind[name.kind].append((span, name))
     served = [named for kind in sorted(_SERVED) for named in by_kind.get(kind, [])]
     if not _refuse_other_formats(by_kind, findings):
-        _refuse_values([span for named in by_kind.values() for span, _ in named], findings)
+        refuse_values([span for named in by_kind.values() for span, _ in named], findings)
         _refuse_extras(by_kind, findings)
         if by_kind.get(NameKind.BASE_WEIGHT):
             served = [named for named in served if named[1].kind is not NameKind.WHOLE]
@@ -110,7 +110,8 @@ def _refuse_other_formats(by_kind: Mapping[NameKind, list[Named]], findings: Fin
     return False
 
 
-def _refuse_values(spans: list[TensorSpan], findings: Findings) -> None:
+def refuse_values(spans: Iterable[TensorSpan], findings: Findings) -> None:
+    """Report types that are not served, and tensors without elements."""
     for span in spans:
         if span.dtype not in DTYPES:
             findings.refuse(

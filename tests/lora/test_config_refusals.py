@@ -178,8 +178,8 @@ ROWS: list[tuple[dict[str, object], str, str | None]] = [
     ({"base_model_name_or_path": "x" * 1_000_000}, "config_json_invalid", None),
     ({"base_model_name_or_path": "x" * 1025}, "config_schema_invalid", "base_model_name_or_path"),
     # C30: MLX, and half MLX
-    ({"lora_parameters": {"rank": 8, "scale": 20.0}}, "format_mlx_unsupported", "lora_parameters"),
-    ({"fine_tune_type": "lora"}, "format_mlx_unsupported", "fine_tune_type"),
+    ({"lora_parameters": {"rank": 8, "scale": 20.0}}, "format_mlx_unsupported", "peft_type"),
+    ({"fine_tune_type": "lora"}, "format_mlx_unsupported", "lora_parameters"),
 ]
 
 
