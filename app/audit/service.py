@@ -16,7 +16,7 @@ from app.audit.trail import FLEET, TENANT_CREATED
 from app.db import operator_scope, tenant_scope
 from app.tenants.service import find_tenant
 
-BATCH = 1000
+BATCH = 5000
 BEFORE_ALL = -(1 << 63)  # also before what somebody may have put in front of a chain
 _TENANT_ID = re.compile(r"ten_[0-9a-z]{26}")
 

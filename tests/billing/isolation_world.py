@@ -19,21 +19,24 @@ import httpx
 from fastapi import FastAPI
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import iter_route_contexts
+from sqlalchemy import text
 
 from app import auth
 from app.adapters.jobs import JobRunner
 from app.api import create_admin_app, create_app
 from app.context import AppContext, open_context
+from app.db import Database
 from app.settings import Settings
 from tests.builders.adapter_files import adapter_files
 from tests.builders.operator import Operator
 from tests.builders.stub_engine import StubEngine
 
-SCOPES = ("inference", "adapters:write", "keys:write")
+SCOPES = ("inference", "adapters:write", "keys:write", "usage:read")
 POLICIES = {
     auth.require_inference: "inference",
     auth.require_adapters_write: "adapters:write",
     auth.require_keys_write: "keys:write",
+    auth.require_usage_read: "usage:read",
     auth.require_operator: "operator",
     auth.public: "public",
 }
@@ -45,6 +48,16 @@ ABSENT = {
     "key": f"key_{'0' * 26}",
     "model": "z7z7z7",
 }
+
+_POSSESSIONS = text(
+    "SELECT (SELECT json_agg(t)::text FROM tenants t WHERE id = :tenant_id),"
+    " (SELECT json_agg(k ORDER BY id)::text FROM api_keys k WHERE tenant_id = :tenant_id),"
+    " (SELECT json_agg(a ORDER BY id)::text FROM adapters a WHERE tenant_id = :tenant_id),"
+    " (SELECT json_agg(v ORDER BY id)::text FROM adapter_versions v WHERE tenant_id = :tenant_id),"
+    " (SELECT json_agg(x ORDER BY adapter_id, alias)::text FROM adapter_aliases x"
+    " WHERE tenant_id = :tenant_id),"
+    " (SELECT json_agg(h)::text FROM audit_heads h WHERE tenant_id = :tenant_id)"
+)
 
 Side = Literal["admin", "tenant"]
 
@@ -113,8 +126,13 @@ class Tenant:
 
 class World:
     def __init__(
-        self, context: AppContext, operator: Operator, clients: dict[Side, httpx.AsyncClient]
+        self,
+        context: AppContext,
+        owner: Database,
+        operator: Operator,
+        clients: dict[Side, httpx.AsyncClient],
     ) -> None:
+        self._owner = owner
         self.operator = operator
         self.clients = clients
         self.routes = list(_routes("tenant", create_app(context))) + list(
@@ -180,15 +198,18 @@ class World:
     async def ask(self, route: Route, names: dict[str, str], secret: str | None) -> httpx.Response:
         headers = {} if secret is None else {"authorization": f"Bearer {secret}"}
         return await self.clients[route.side].request(
-            route.method, route.at(names), headers=headers, json=route.body(names)
+            route.method,
+            route.at(names),
+            headers=headers,
+            json=route.body(names),
+            params={"start_time": 0} if route.path.endswith("/usage") else None,
         )
 
     async def possessions(self, tenant: Tenant) -> list[Any]:
-        """All that the operator is shown of a tenant."""
-        of = f"/tenants/{tenant.id}"
-        adapter = f"{of}/adapters/{tenant.names['adapter']}"
-        paths = (of, f"{of}/keys", f"{of}/adapters", f"{adapter}/versions")
-        return [(await self.operator.call("GET", path)).json() for path in paths]
+        """Every row of a tenant's, as the database's owner sees it."""
+        async with self._owner.session() as session:
+            rows = await session.execute(_POSSESSIONS, {"tenant_id": tenant.id})
+            return list(rows.one())
 
 
 def _routes(side: Side, app: FastAPI) -> Iterator[Route]:
@@ -207,8 +228,9 @@ def _policy(dependant: Dependant) -> str:
 
 
 @asynccontextmanager
-async def _opened(settings: Settings) -> AsyncIterator[World]:
+async def _opened(settings: Settings, owner_url: str) -> AsyncIterator[World]:
     async with open_context(settings) as context:
+        owner = Database(owner_url, pool_size=1)
         jobs = JobRunner(context.database, context.store, context.base, context.now)
         apps: dict[Side, FastAPI] = {
             "tenant": create_app(context),
@@ -218,15 +240,16 @@ async def _opened(settings: Settings) -> AsyncIterator[World]:
             side: httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://t")
             for side, app in apps.items()
         }
-        yield World(context, Operator(clients["admin"], jobs), clients)
+        yield World(context, owner, Operator(clients["admin"], jobs), clients)
+        await owner.close()
         for client in clients.values():
             await client.aclose()
 
 
 @contextmanager
-def open_world(settings: Settings, runner: asyncio.Runner) -> Iterator[World]:
+def open_world(settings: Settings, owner_url: str, runner: asyncio.Runner) -> Iterator[World]:
     """A world on `runner`'s event loop, with an engine that answers whoever is let in."""
-    opening = _opened(settings)
+    opening = _opened(settings, owner_url)
     with StubEngine(settings.redis_url, reply=lambda request: request.prompt_token_ids[:1]):
         world = runner.run(opening.__aenter__())
         try:

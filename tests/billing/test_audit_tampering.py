@@ -29,8 +29,7 @@ NUM_TAMPERINGS = 1_000 if os.environ.get("TEST_FAULTS") == "soak" else 500
 SEED = 16
 NUM_EVENTS = 40
 LONG = 20_000
-PROMISED_PER_S = 50_000
-BUSY_MACHINE_PER_S = 10_000
+LEAST_PER_CPU_S = 25_000  # of 50,000 a second on a machine at rest
 TENANT = "ten_" + "0" * 26
 KEY = audit_key("pepper-of-the-tests")
 
@@ -113,8 +112,9 @@ async def test_a_long_chain_is_followed_quickly(
 ) -> None:
     async with owner.session() as session:
         await write_long_chain(session, LONG)
-        started_at = time.perf_counter()
+        started_at, spent_at = time.perf_counter(), time.process_time()
         assert await findings(session) == []
         per_s = LONG / (time.perf_counter() - started_at)
-    record_property("audit events verified per second", int(per_s))
-    assert per_s > BUSY_MACHINE_PER_S, f"promised {PROMISED_PER_S}"
+        per_cpu_s = LONG / (time.process_time() - spent_at)
+    record_property("audit events verified a second", int(per_s))
+    assert per_cpu_s > LEAST_PER_CPU_S

@@ -16,6 +16,7 @@ from tests.builders.operator import Operator
 
 Change = tuple[str, str, Mapping[str, Any]]  # method, path below `/admin/v1`, what is sent
 
+IN_A_THOUSAND_YEARS = 3600 * 24 * 365 * 1000
 INFERENCE = {("POST", "/chat/completions"), ("POST", "/completions")}
 
 
@@ -23,16 +24,28 @@ def changes(base: BaseSpec) -> list[Change]:
     """Each changing route, once, in an order in which each changes something."""
     files = {name: (name, content) for name, content in adapter_files(base).items()}
     acme, bot = "/tenants/{tenant}", "/tenants/{tenant}/adapters/{adapter}"
+    limits = {"json": {"requests_per_minute": 5}}
+    price = {"currency": "eur", "input": "1", "output": "2", "effective_at": IN_A_THOUSAND_YEARS}
     return [
+        ("POST", "/plans", {"json": {"name": "gold"}}),
+        ("PUT", "/plans/{plan}", {"json": {"weight": 2}}),
+        ("POST", "/prices", {"json": price}),
+        ("DELETE", "/prices/{price}", {}),
         ("POST", "/tenants", {"json": {"slug": "acme"}}),
+        ("PUT", f"{acme}/plan", {"json": {"plan": "gold"}}),
+        ("PUT", f"{acme}/plan", {"json": {"plan": None}}),
+        ("DELETE", "/plans/{plan}", {}),
+        ("PUT", f"{acme}/limits", {"json": {"weight": 2}}),
         ("PATCH", acme, {"json": {"metadata": {"a": "b"}}}),
         ("POST", f"{acme}/suspend", {}),
         ("POST", f"{acme}/resume", {}),
         ("POST", f"{acme}/keys", {"json": {}}),
+        ("PUT", f"{acme}/keys/{{key}}/limits", limits),
         ("POST", f"{acme}/keys/{{key}}/rotate", {}),
         ("POST", f"{acme}/keys/{{key}}/disable", {}),
         ("DELETE", f"{acme}/keys/{{key}}", {}),
         ("POST", f"{acme}/adapters", {"json": {"name": "bot"}}),
+        ("PUT", f"{bot}/limits", limits),
         ("POST", f"{bot}/versions", {"files": files}),
         ("PUT", f"{bot}/aliases/{{alias}}", {"json": {"version": "v1"}}),
         ("DELETE", f"{bot}/aliases/{{alias}}", {}),
@@ -58,12 +71,12 @@ async def num_events(operator: Operator) -> int:
 
 
 async def test_every_change_leaves_an_event(operator: Operator, tiny_base: BaseSpec) -> None:
-    names = {"tenant": "acme", "adapter": "bot", "alias": "prod", "version": "v1"}
+    names = {"tenant": "acme", "adapter": "bot", "alias": "prod", "version": "v1", "plan": "gold"}
     before = await num_events(operator)
     for method, path, sent in changes(tiny_base):
-        done = await operator.done(method, path.format_map({"key": "", **names}), **sent)
-        if path.endswith("/keys"):
-            names["key"] = done["id"]
+        done = await operator.done(method, path.format_map(names), **sent)
+        if path.endswith(("/keys", "/prices")):
+            names[path.rpartition("/")[2].removesuffix("s")] = done["id"]
         await operator.run_jobs()  # an alias needs a version that was verified
         after = await num_events(operator)
         assert after > before, (method, path)
