@@ -19,16 +19,22 @@ from app.auth import public
 from app.context import AppContext
 from app.draining import Drain
 from app.error_handlers import install_error_handlers
+from app.errors import UnavailableError
+from app.front_door import FrontDoor
 from app.metrics import CONTENT_TYPE
 from app.middleware import BodyLimit, RequestEdge
 from app.plans import endpoints as plans
 from app.prices import endpoints as prices
+from app.promptly import promptly
 from app.requests import endpoints as requests
 from app.tenants import endpoints as tenants
 from app.usage import endpoints as usage
+from engine.transport.demand import Demand
+from engine.transport.errors import QueueUnavailableError
 
 TENANT_PREFIXES = ("/v1", "/t/{tenant}/v1")
 ADMIN_PREFIX = "/admin/v1"
+METRICS_TIMEOUT_S = 1.0
 
 
 def create_app(context: AppContext) -> FastAPI:
@@ -71,6 +77,7 @@ def _new_app(context: AppContext, drain: Drain) -> FastAPI:
     install_error_handlers(api)
     api.include_router(health.router)
     api.add_middleware(BodyLimit, max_bytes=context.settings.max_body_bytes)
+    api.add_middleware(FrontDoor, max_lag_s=context.settings.max_loop_lag_s)
     api.add_middleware(RequestEdge, metrics=context.metrics, drain=drain)
     return api
 
@@ -80,6 +87,14 @@ def _metrics_router(context: AppContext) -> APIRouter:
 
     @router.get("/metrics")
     async def metrics() -> Response:
+        context.metrics.observe_demand(await _demand(context))
         return Response(context.metrics.render(), media_type=CONTENT_TYPE)
 
     return router
+
+
+async def _demand(context: AppContext) -> Demand | None:
+    try:
+        return await promptly(context.queue.demand(), METRICS_TIMEOUT_S)
+    except (QueueUnavailableError, UnavailableError):
+        return None

@@ -75,3 +75,4 @@ async def test_engines_may_be_optional_so_that_what_waits_can_start_one(
 async def test_autoscaler_is_answered_without_an_engine(admin: httpx.AsyncClient) -> None:
     status = (await admin.get("/internal/scaling", headers=OPERATOR)).json()
     assert (status["queued_requests"], status["engines"], status["wanted"]) == (0, 0, 0)
+    assert "tenfold_queued_tokens 0.0" in (await admin.get("/metrics")).text
