@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-SQL_FILES = {"app/db.py", "app/health.py"}
+SQL_FILES = {"app/db.py"}
 SQL_FILE_SUFFIX = "repository.py"
 SQL_WORDS = {"select", "insert", "update", "delete", "text"}
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -14,26 +13,9 @@ import pytest
 from app.api import create_admin_app
 from app.context import AppContext
 from lora.base_spec import BaseSpec
-from lora.store import LocalAdapterStore
 from tests.builders.adapter_files import adapter_files
+from tests.builders.failing_disk import FailingDisk
 from tests.builders.operator import OPERATOR, Operator
-
-
-@dataclass
-class FailingDisk:
-    """A store whose disk refuses to be written to."""
-
-    store: LocalAdapterStore
-    error: int
-
-    def put(self, tenant_id: str, digest: str, files: Mapping[str, Path]) -> str:
-        raise OSError(self.error, "of the disk, at /var/secret")
-
-    def fetch(self, locator: str, *, anew: bool = False) -> Path:
-        return self.store.fetch(locator, anew=anew)
-
-    def delete(self, locator: str) -> None:
-        self.store.delete(locator)
 
 
 @pytest.mark.parametrize(
@@ -45,13 +27,13 @@ async def test_an_upload_that_cannot_be_kept_is_refused_by_name_and_leaves_nothi
 ) -> None:
     await operator.new_tenant("acme")
     await operator.new_adapter("acme", "bot")
-    store = context.store
-    assert isinstance(store, LocalAdapterStore)
-    full = create_admin_app(replace(context, store=FailingDisk(store, error)))
+    failing = replace(context, store=FailingDisk(context.store, error))
     path = "/tenants/acme/adapters/bot/versions"
     files = adapter_files(tiny_base)
     async with httpx.AsyncClient(
-        transport=httpx.ASGITransport(full), base_url="http://tenfold.test", headers=OPERATOR
+        transport=httpx.ASGITransport(create_admin_app(failing)),
+        base_url="http://tenfold.test",
+        headers=OPERATOR,
     ) as client:
         sent = {name: (name, content) for name, content in files.items()}
         response = await client.post(f"/admin/v1{path}", files=sent)

@@ -1,0 +1,205 @@
+"""One API process and one engine, on links to Redis and Postgres that fail when they are told to.
+
+Knows nothing of faults. Invariant: what `through` lets pass has lost nothing: the stream that ran
+is whole, and every request that was accepted has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+
+from app.adapters.jobs import JobRunner
+from app.api import create_admin_app, create_app
+from app.context import AppContext, open_context
+from app.db import Database
+from app.requests.consumer import UsageConsumer
+from app.settings import Settings
+from engine.transport.connection import open_async_redis
+from tests.app.requests.conftest import Rows
+from tests.builders.operator import Operator, Tenant
+from tests.builders.queue_secret import QUEUE_SECRET
+from tests.builders.relay import Relay
+from tests.builders.server import serving
+from tests.builders.stub_engine import StubEngine
+from tests.builders.tiny_base import MODEL_ID
+from tests.builders.waiting import eventually, until
+from tests.faults.campaign import VERDICT, Recorder
+
+PATH = "/v1/completions"
+NUM_TOKENS = 150
+STEP_S = 0.02
+NUM_REFUSALS = 6
+NO_HANG_S = 2.0
+"""What a test of a busy machine can hold a refusal to; 0.25 s are promised."""
+WHOLE_AGAIN_S = 5.0
+
+COUNTS = ("kills", "lost", "duplicated", "byte-different", "ledger difference")
+
+Act = Callable[[], object]
+"""Or what is to be awaited."""
+
+
+def tell(record_property: Recorder, summary: str) -> None:
+    """Have a figure printed at the end of the run, among the verdicts."""
+    record_property(VERDICT, json.dumps({"summary": summary, **dict.fromkeys(COUNTS, 0)}))
+
+
+@dataclass
+class Outage:
+    """How new work fared. Seconds; `refused_s` of each refusal, in order."""
+
+    refused_s: list[float] = field(default_factory=list)
+    whole_again_s: float = 0.0
+    readiness: httpx.Response | None = None
+    models: httpx.Response | None = None
+
+    def summary(self, what: str) -> str:
+        whole = f"whole {self.whole_again_s:.2f} s after its return"
+        if not self.refused_s:
+            return f"{what}: served, {whole}"
+        return f"{what}: refused in {1e3 * max(self.refused_s):.0f} ms at most, {whole}"
+
+    @property
+    def readiness_checks(self) -> tuple[int, str, str]:
+        """The status of /readyz, and what it said of registry and queue."""
+        assert self.readiness is not None
+        checks = self.readiness.json()["checks"]
+        return self.readiness.status_code, checks["registry"], checks["queue"]
+
+
+@dataclass
+class Site:
+    context: AppContext
+    client: httpx.AsyncClient
+    operator: Operator
+    tenant: Tenant
+    redis_link: Relay
+    postgres_link: Relay
+    owner: Database
+    consumer: UsageConsumer
+
+    async def ask(self, max_tokens: int = 4, **fields: Any) -> httpx.Response:
+        body = {"model": MODEL_ID, "prompt": "abcdefgh", "max_tokens": max_tokens}
+        return await self.client.post(PATH, json=body | fields)
+
+    async def is_served(self) -> bool:
+        return (await self.ask()).status_code == 200
+
+    async def through(self, begin: Act, end: Act, *, is_refused: bool = True) -> Outage:
+        """A stream runs; `begin` a fault, ask for new work, look around, and `end` it.
+
+        is_refused: new work is answered 503; otherwise it is served.
+        """
+        outage = Outage()
+        await eventually(self.is_served)
+        options = {"include_usage": True}
+        streaming = asyncio.create_task(self.ask(NUM_TOKENS, stream=True, stream_options=options))
+        await until(lambda: self.context.queue.num_in_flight == 1)
+        await asyncio.sleep(5 * STEP_S)
+
+        await _do(begin)
+        for _ in range(NUM_REFUSALS):
+            if is_refused:
+                outage.refused_s.append(await self._refused_s())
+            else:
+                assert await self.is_served()
+        outage.readiness = await self.client.get("/readyz")
+        outage.models = await self.client.get("/v1/models")
+        await _do(end)
+
+        began_at = time.monotonic()
+        await eventually(self.is_served, timeout_s=WHOLE_AGAIN_S)
+        outage.whole_again_s = time.monotonic() - began_at
+        streamed = await streaming
+        assert streamed.text.endswith("data: [DONE]\n\n"), streamed.text[-300:]
+        assert f'"completion_tokens":{NUM_TOKENS}' in streamed.text
+        await eventually(self._all_ended, timeout_s=20)
+        assert self.context.admission.num_held == self.context.queue.num_in_flight == 0
+        return outage
+
+    async def _refused_s(self) -> float:
+        began_at = time.monotonic()
+        response = await self.ask()
+        seconds = time.monotonic() - began_at
+        assert response.status_code == 503, response.text
+        assert response.json()["error"]["code"] == "dependency_unavailable"
+        assert int(response.headers["retry-after"]) >= 1
+        assert seconds < NO_HANG_S
+        return seconds
+
+    async def _all_ended(self) -> bool:
+        await self.consumer.run_once()
+        return {row["state"] for row in await Rows(self.owner).requests()} == {"ended"}
+
+
+async def _do(act: Act) -> None:
+    done = act()
+    if isinstance(done, Awaitable):
+        await done
+
+
+@asynccontextmanager
+async def open_site(
+    settings: Settings,
+    owner_url: str,
+    direct_redis_url: str,
+    redis_link: Relay,
+    postgres_link: Relay,
+) -> AsyncIterator[Site]:
+    """`settings` lead over the links; the tests' own looks do not."""
+    async with AsyncExitStack() as stack:
+        context = await stack.enter_async_context(open_context(settings))
+        owner = Database(owner_url, pool_size=2)
+        stack.push_async_callback(owner.close)
+        redis = await stack.enter_async_context(
+            open_async_redis(direct_redis_url, max_connections=2)
+        )
+        transport = httpx.ASGITransport(create_admin_app(context))
+        admin = await stack.enter_async_context(
+            httpx.AsyncClient(transport=transport, base_url="http://tenfold.test")
+        )
+        jobs = JobRunner(context.database, context.store, context.base, context.now)
+        operator = Operator(admin, jobs)
+        tenant = await operator.new_tenant("acme")
+        url = await stack.enter_async_context(serving(create_app(context)))
+        client = await stack.enter_async_context(
+            httpx.AsyncClient(base_url=url, headers=tenant.headers, timeout=60)
+        )
+        yield Site(
+            context=context,
+            client=client,
+            operator=operator,
+            tenant=tenant,
+            redis_link=redis_link,
+            postgres_link=postgres_link,
+            owner=owner,
+            consumer=UsageConsumer(owner, redis, secret=QUEUE_SECRET),
+        )
+
+
+@asynccontextmanager
+async def stub_engine(redis_url: str) -> AsyncIterator[StubEngine]:
+    """In threads of its own: it must not stop the loop that carries its link."""
+    engine = StubEngine(redis_url, step_s=STEP_S)
+    await asyncio.to_thread(engine.start)
+    try:
+        yield engine
+    finally:
+        await asyncio.to_thread(engine.stop)
+
+
+@asynccontextmanager
+async def linked(url: str, upstream_port: Callable[[], int]) -> AsyncIterator[tuple[str, Relay]]:
+    """`url` over a relay."""
+    port = urlsplit(url).port
+    async with Relay(upstream_port) as relay:
+        yield url.replace(f":{port}/", f":{relay.port}/"), relay

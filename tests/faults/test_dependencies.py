@@ -1,0 +1,334 @@
+"""What becomes of new work, of running streams and of readiness when a dependency is down.
+
+Each test is a row of the table in docs/operations.md, and is named there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import signal
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import pytest
+import redis
+from sqlalchemy import make_url
+
+from app.api import create_admin_app
+from app.launcher.ports import free_port
+from app.launcher.postgres import PostgresServer
+from app.launcher.valkey import ValkeyServer
+from app.migrate import migrate
+from app.settings import Settings
+from lora.base_spec import BaseSpec
+from tests.builders.adapter_files import adapter_files
+from tests.builders.failing_disk import FailingDisk
+from tests.builders.operator import OPERATOR
+from tests.builders.relay import Relay
+from tests.builders.running_engine import RunningEngine
+from tests.builders.waiting import eventually
+from tests.faults.campaign import Recorder
+from tests.faults.real_base import write_real_base
+from tests.faults.site import WHOLE_AGAIN_S, Site, linked, open_site, stub_engine, tell
+from tests.fixtures.servers import TestDatabase
+
+PRODUCTION = {"dependency_timeout_s": 0.2, "failover_timeout_s": 60.0, "api_id": "api-of-the-site"}
+SLOW_S = 0.15  # there, and again back
+DISK_FULL = """
+CREATE FUNCTION disk_is_full() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    RAISE EXCEPTION 'could not extend file' USING ERRCODE = '53100';
+END $$;
+CREATE TRIGGER disk_is_full BEFORE INSERT OR UPDATE ON requests
+    FOR EACH STATEMENT EXECUTE FUNCTION disk_is_full();
+CREATE TRIGGER disk_is_full BEFORE INSERT OR UPDATE ON request_events
+    FOR EACH STATEMENT EXECUTE FUNCTION disk_is_full();
+"""
+DISK_HAS_ROOM = "DROP FUNCTION disk_is_full() CASCADE"
+
+
+@pytest.fixture(scope="module")
+def own_valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ValkeyServer]:
+    """That nobody else uses, on a port that stays."""
+    folder = tmp_path_factory.mktemp("valkey")
+    port = free_port()
+    with ValkeyServer(folder, password="of-the-site", durable=False, port=port) as server:
+        yield server
+
+
+@pytest.fixture
+def server(own_valkey: ValkeyServer) -> Iterator[redis.Redis]:
+    """For orders to Redis itself."""
+    with redis.Redis.from_url(own_valkey.url, protocol=2) as client:
+        client.flushall()
+        yield client
+
+
+@pytest.fixture
+async def redis_link(
+    own_valkey: ValkeyServer, server: redis.Redis
+) -> AsyncIterator[tuple[str, Relay]]:
+    async with linked(own_valkey.url, lambda: own_valkey.port) as link:
+        yield link
+
+
+@pytest.fixture
+async def site(
+    settings: Settings,
+    database: TestDatabase,
+    own_valkey: ValkeyServer,
+    redis_link: tuple[str, Relay],
+) -> AsyncIterator[Site]:
+    redis_url, redis_relay = redis_link
+    port = make_url(database.app_url).port
+    assert port is not None
+    async with linked(database.app_url, lambda: port) as (database_url, postgres_relay):
+        urls = {"database_url": database_url, "redis_url": redis_url}
+        production = settings.model_copy(update=PRODUCTION | urls)
+        async with (
+            stub_engine(redis_url),
+            open_site(
+                production, database.owner_url, own_valkey.url, redis_relay, postgres_relay
+            ) as opened,
+        ):
+            yield opened
+
+
+async def test_redis_is_down(site: Site, record_property: Recorder) -> None:
+    link = site.redis_link
+    outage = await site.through(link.cut, link.restore)
+    tell(record_property, outage.summary("Redis is down"))
+    assert outage.readiness_checks == (503, "ok", "unreachable")
+    assert outage.models is not None and outage.models.status_code == 200
+
+
+async def test_redis_is_slow(site: Site, record_property: Recorder) -> None:
+    link = site.redis_link
+    outage = await site.through(lambda: link.slow_down(SLOW_S), link.restore)
+    tell(record_property, outage.summary("Redis is slow"))
+    assert outage.models is not None and outage.models.status_code == 200
+
+
+async def test_redis_is_blackholed(site: Site, record_property: Recorder) -> None:
+    link = site.redis_link
+    outage = await site.through(link.silence, link.restore)
+    tell(record_property, outage.summary("Redis is blackholed"))
+    assert outage.readiness_checks == (503, "ok", "unreachable")
+
+
+async def test_redis_is_read_only(
+    site: Site, server: redis.Redis, record_property: Recorder
+) -> None:
+    """As a primary that was demoted, and does not hear of its successor."""
+    outage = await site.through(
+        lambda: server.replicaof("127.0.0.1", "1"), lambda: server.replicaof("NO", "ONE")
+    )
+    tell(record_property, outage.summary("Redis is read-only"))
+    assert outage.readiness_checks == (503, "ok", "unreachable")
+
+
+async def test_redis_is_out_of_memory(
+    site: Site, server: redis.Redis, record_property: Recorder
+) -> None:
+    outage = await site.through(
+        lambda: server.config_set("maxmemory", "1"), lambda: server.config_set("maxmemory", "0")
+    )
+    tell(record_property, outage.summary("Redis is out of memory"))
+    assert outage.readiness_checks == (503, "ok", "unreachable")
+
+
+async def test_redis_lost_its_data(
+    site: Site, server: redis.Redis, record_property: Recorder
+) -> None:
+    outage = await site.through(lambda: server.flushall(), lambda: None, is_refused=False)
+    tell(record_property, outage.summary("Redis lost its data"))
+
+
+async def test_redis_came_back_empty(
+    site: Site, own_valkey: ValkeyServer, record_property: Recorder
+) -> None:
+    def kill() -> None:
+        assert own_valkey.child is not None
+        os.kill(own_valkey.child.pid, signal.SIGKILL)
+
+    def start() -> None:
+        own_valkey.stop()
+        own_valkey.start()
+
+    outage = await site.through(kill, lambda: asyncio.to_thread(start))
+    tell(record_property, outage.summary("Redis came back empty"))
+    assert outage.readiness_checks == (503, "ok", "unreachable")
+
+
+async def test_postgres_is_down(site: Site, record_property: Recorder) -> None:
+    link = site.postgres_link
+    outage = await site.through(link.cut, link.restore)
+    tell(record_property, outage.summary("Postgres is down"))
+    assert outage.readiness_checks == (200, "snapshot", "ok")
+
+
+async def test_postgres_is_blackholed(site: Site, record_property: Recorder) -> None:
+    link = site.postgres_link
+    outage = await site.through(link.silence, link.restore)
+    tell(record_property, outage.summary("Postgres is blackholed"))
+    assert outage.readiness_checks == (200, "snapshot", "ok")
+
+
+async def test_postgres_restarts(
+    settings: Settings,
+    own_valkey: ValkeyServer,
+    redis_link: tuple[str, Relay],
+    tmp_path: Path,
+    record_property: Recorder,
+) -> None:
+    """Killed, and back on another port, as after a failover."""
+    own = PostgresServer(tmp_path / "postgres", durable=True)
+    await asyncio.to_thread(own.start)
+
+    def kill() -> None:
+        assert own.child is not None
+        os.kill(own.child.pid, signal.SIGKILL)
+
+    def start() -> None:
+        own.stop()
+        own.start()
+
+    try:
+        await asyncio.to_thread(migrate, own.admin_url)
+        redis_url, redis_relay = redis_link
+        async with (
+            linked(own.app_url(), lambda: own.port) as (database_url, postgres_relay),
+            linked(own.admin_url, lambda: own.port) as (owner_url, _),
+        ):
+            urls = {"database_url": database_url, "redis_url": redis_url}
+            production = settings.model_copy(update=PRODUCTION | urls)
+            async with (
+                stub_engine(redis_url),
+                open_site(
+                    production, owner_url, own_valkey.url, redis_relay, postgres_relay
+                ) as site,
+            ):
+                outage = await site.through(kill, lambda: asyncio.to_thread(start))
+    finally:
+        await asyncio.to_thread(own.stop)
+    tell(record_property, outage.summary("Postgres restarts"))
+    assert outage.readiness_checks == (200, "snapshot", "ok")
+
+
+async def test_the_pool_of_connections_to_postgres_is_exhausted(
+    site: Site, record_property: Recorder
+) -> None:
+    """What keys and models mean is known, and acceptance has a connection of its own."""
+    held = AsyncExitStack()
+
+    async def take_all() -> None:
+        for _ in range(site.context.settings.database_pool_size):
+            await held.enter_async_context(site.context.database.session())
+
+    outage = await site.through(take_all, held.aclose, is_refused=False)
+    tell(record_property, outage.summary("The pool is exhausted"))
+    assert outage.readiness_checks == (200, "snapshot", "ok")
+    assert outage.models is not None and outage.models.status_code == 503
+
+
+async def test_the_disk_of_postgres_is_full(site: Site, record_property: Recorder) -> None:
+    async def run(statements: str) -> None:
+        async with site.owner.session() as session:
+            connection = await session.connection()
+            raw = await connection.get_raw_connection()
+            assert raw.driver_connection is not None
+            await raw.driver_connection.execute(statements)  # several at once
+            await session.commit()
+
+    outage = await site.through(lambda: run(DISK_FULL), lambda: run(DISK_HAS_ROOM))
+    tell(record_property, outage.summary("The disk of Postgres is full"))
+    assert outage.readiness_checks == (200, "ok", "ok")
+
+
+async def push(site: Site, files: dict[str, bytes]) -> httpx.Response:
+    """An upload to acme's bot."""
+    return await site.operator.upload("acme", "bot", files)
+
+
+async def test_the_adapter_store_is_missing_when_a_version_is_uploaded(
+    site: Site, tiny_base: BaseSpec
+) -> None:
+    await site.operator.new_adapter("acme", "bot")
+    store, files = Path(site.context.settings.adapter_store), adapter_files(tiny_base)
+    await asyncio.to_thread(store.write_bytes, b"no folder")
+    response = await push(site, files)
+    assert (response.status_code, response.json()["error"]["code"]) == (
+        503,
+        "dependency_unavailable",
+    )
+    assert await site.is_served(), "inference does not need it"
+
+    await asyncio.to_thread(store.unlink)
+    assert (await site.operator.push("acme", "bot", files))["state"] == "active"
+
+
+async def test_the_adapter_store_is_full(site: Site, tiny_base: BaseSpec) -> None:
+    await site.operator.new_adapter("acme", "bot")
+    full = replace(site.context, store=FailingDisk(site.context.store, errno.ENOSPC))
+    sent = {name: (name, content) for name, content in adapter_files(tiny_base).items()}
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(create_admin_app(full)),
+        base_url="http://tenfold.test",
+        headers=OPERATOR,
+    ) as admin:
+        path = "/admin/v1/tenants/acme/adapters/bot/versions"
+        response = await admin.post(path, files=sent)
+    assert (response.status_code, response.json()["error"]["code"]) == (503, "storage_full")
+    assert await site.is_served(), "inference does not need it"
+    assert (await site.operator.push("acme", "bot", adapter_files(tiny_base)))["state"] == "active"
+
+
+async def test_the_adapter_store_is_missing_when_an_engine_loads_an_adapter(
+    settings: Settings,
+    database: TestDatabase,
+    own_valkey: ValkeyServer,
+    server: redis.Redis,
+    tmp_path: Path,
+) -> None:
+    """A real engine reads the store; whoever does not want the adapter is served."""
+    port = make_url(database.app_url).port
+    assert port is not None
+    model = await asyncio.to_thread(write_real_base, tmp_path / "base")
+    store = tmp_path / "store"
+    async with (
+        linked(own_valkey.url, lambda: own_valkey.port) as (redis_url, redis_relay),
+        linked(database.app_url, lambda: port) as (database_url, postgres_relay),
+    ):
+        urls = {"database_url": database_url, "redis_url": redis_url}
+        changes = {"model": model, "adapter_store": str(store)}
+        real = settings.model_copy(update=PRODUCTION | urls | changes)
+        engine = await asyncio.to_thread(RunningEngine, tmp_path, own_valkey.url, model=model)
+        with engine:
+            async with open_site(
+                real, database.owner_url, own_valkey.url, redis_relay, postgres_relay
+            ) as site:
+                await eventually(site.is_served)
+                await site.operator.new_adapter("acme", "bot")
+                files = adapter_files(site.context.base)
+                await site.operator.push("acme", "bot", files)
+
+                elsewhere = tmp_path / "elsewhere"
+                await asyncio.to_thread(store.rename, elsewhere)
+                response = await site.ask(model="bot")
+                assert (response.status_code, response.json()["error"]["code"]) == (
+                    503,
+                    "adapter_missing",
+                )
+                assert await site.is_served(), "the base does not need it"
+
+                await asyncio.to_thread(elsewhere.rename, store)
+
+                async def bot_is_served() -> bool:
+                    return (await site.ask(model="bot")).status_code == 200
+
+                await eventually(bot_is_served, timeout_s=WHOLE_AGAIN_S)
