@@ -68,6 +68,8 @@ class Verdict:
     num_calls: int
     num_ok: int
     num_cut: int
+    refused: Counter[str]
+    """By what they were told."""
     gaps_s: list[float]
     """Of each answer that moved, the longest time without a word."""
     lost: list[str] = field(default_factory=list)
@@ -85,8 +87,10 @@ class Verdict:
 
     def summary(self, kills: str) -> str:
         p50, p99, longest = (self.gap_s(share) for share in (0.5, 0.99, 1.0))
+        refused = ", ".join(f"{num} refused ({why})" for why, num in self.refused.most_common())
         return (
-            f"{kills}: {self.num_calls} calls, {self.num_ok} ok, {self.moved} moved, their gap "
+            f"{kills}: {self.num_calls} calls, {self.num_ok} ok, {refused or 'none refused'}, "
+            f"{self.num_cut} cut, {self.moved} moved, their gap "
             f"p50 {p50:.2f} p99 {p99:.2f} max {longest:.2f} s; lost {len(self.lost)}, "
             f"duplicated {len(self.duplicated)}, byte-different {len(self.different)}, "
             f"ledger difference {len(self.ledger)}"
@@ -119,6 +123,7 @@ def judge(
     verdict = Verdict(
         num_calls=len(calls),
         num_ok=len(ok),
+        refused=Counter(call.why for call in calls if call.outcome is Outcome.REFUSED),
         num_cut=sum(call.outcome is Outcome.CUT for call in calls),
         gaps_s=[each.longest_gap_s for each in ok if _epoch(by_id.get(each.request_id or "")) > 1],
     )

@@ -60,6 +60,7 @@ async def test_streams_survive_engines_that_are_killed(
         asked, answers, lambda clients: kill_engines(stack, clients, num, rng)
     )
     tell(record_property, verdict, f"{num} kills of engines", num_kills=num)
+    assert not verdict.refused, "there are engines left"
     assert verdict.moved >= num
     assert verdict.gap_s(1.0) < GAP_S + BUSY_MACHINE_S
 
