@@ -144,7 +144,7 @@ class World:
     async def new_tenant(self) -> Tenant:
         """With an adapter, a version, an alias, and keys of every kind."""
         number = f"{next(self._numbers):04d}"
-        slug, adapter, alias = f"t{number}x", f"bot{number}xx", f"al{number}"
+        slug, adapter, alias = f"slug{number}", f"bot{number}", f"alias{number}"
         note = f"canary-of-{number}"
         row = await self.operator.done(
             "POST", "/tenants", json={"slug": slug, "external_id": f"crm-{note}"}
