@@ -20,6 +20,7 @@ from app.context import AppContext
 from app.draining import Drain
 from app.error_handlers import install_error_handlers
 from app.errors import UnavailableError
+from app.front_door import FrontDoor
 from app.metrics import CONTENT_TYPE
 from app.middleware import BodyLimit, RequestEdge
 from app.plans import endpoints as plans
@@ -76,6 +77,7 @@ def _new_app(context: AppContext, drain: Drain) -> FastAPI:
     install_error_handlers(api)
     api.include_router(health.router)
     api.add_middleware(BodyLimit, max_bytes=context.settings.max_body_bytes)
+    api.add_middleware(FrontDoor, max_lag_s=context.settings.max_loop_lag_s)
     api.add_middleware(RequestEdge, metrics=context.metrics, drain=drain)
     return api
 

@@ -54,7 +54,8 @@ class Settings(WorkerSettings):
     `queue_timeout_s` is what a request waits for an engine where it does not say so itself, and
     `max_queue_timeout_s` what it may say. A request that could expect to wait for more than
     `max_queue_wait_s` (flex: than its own time-out) is answered 503 at once, and so is every one
-    while `max_queued_requests` wait.
+    while `max_queued_requests` wait. While the process itself is more than `max_loop_lag_s` late,
+    whoever has most requests open is refused more.
     On SIGTERM new connections are taken for `drain_delay_s` more, and what runs may go on for
     `drain_s`.
     `failover_timeout_s` is what a request whose engine died waits for another one.
@@ -81,5 +82,6 @@ class Settings(WorkerSettings):
     max_queue_timeout_s: float = Field(default=600.0, gt=0)
     max_queue_wait_s: float = Field(default=10.0, gt=0)
     max_queued_requests: int = Field(default=10_000, ge=1)
+    max_loop_lag_s: float = Field(default=0.25, gt=0)
     max_usage_backlog: int = Field(default=200_000, ge=0)
     api_id: str = Field(default_factory=lambda: f"api-{secrets.token_hex(6)}")

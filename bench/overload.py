@@ -32,8 +32,6 @@ from engine.transport import keys
 
 NUM_TENANTS = 4
 MAX_TOKENS = 12
-NUM_SEATS = 4
-STEP_MS = 20
 WAIT_S = 2.0
 """The longest wait that the door lets anybody expect."""
 EXCESS = 10
@@ -73,8 +71,11 @@ async def ask(client: httpx.AsyncClient, number: int, due_at: float) -> Answered
     return Answered(status, now - due_at, now, retry_after)
 
 
-async def peak(clients: Sequence[httpx.AsyncClient], seconds: float) -> float:
-    """Answers a second, of as many clients as keep the engine full and the queue short."""
+async def peak(clients: Sequence[httpx.AsyncClient], num_seats: int, seconds: float) -> float:
+    """Answers a second, of as many clients as keep the engine full and the queue short.
+
+    Raises RuntimeError where there are none.
+    """
     begin = time.perf_counter()
     ends: list[float] = []
 
@@ -84,8 +85,11 @@ async def peak(clients: Sequence[httpx.AsyncClient], seconds: float) -> float:
             if answered.status == 200:
                 ends.append(answered.ended_at)
 
-    await asyncio.gather(*(one(number) for number in range(2 * NUM_SEATS)))
-    return rate_between(ends, begin + SETTLE_S, begin + seconds)
+    await asyncio.gather(*(one(number) for number in range(2 * num_seats)))
+    found = rate_between(ends, begin + SETTLE_S, begin + seconds)
+    if found == 0:
+        raise RuntimeError("nothing was served: is this machine busy with something else?")
+    return found
 
 
 async def overload(
@@ -134,7 +138,9 @@ async def queue_is_empty(redis_url: str) -> float:
     return time.perf_counter() - begin
 
 
-async def measure(stack: LocalStack, tenant_keys: Sequence[str], seconds: float) -> dict[str, Any]:
+async def measure(
+    stack: LocalStack, tenant_keys: Sequence[str], num_seats: int, seconds: float
+) -> dict[str, Any]:
     clients = [
         httpx.AsyncClient(
             base_url=stack.url,
@@ -144,7 +150,7 @@ async def measure(stack: LocalStack, tenant_keys: Sequence[str], seconds: float)
         )
         for key in tenant_keys
     ]
-    peak_per_s = await peak(clients, min(seconds, 15.0))
+    peak_per_s = await peak(clients, num_seats, min(seconds, 15.0))
     loading = asyncio.create_task(overload(clients, EXCESS * peak_per_s, seconds))
     await asyncio.sleep(0.1 + seconds)
     empty_s = await queue_is_empty(stack.redis_url)
@@ -164,16 +170,23 @@ async def measure(stack: LocalStack, tenant_keys: Sequence[str], seconds: float)
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--seats", type=int, default=4, help="requests that run at a time")
+    parser.add_argument("--step-ms", type=float, default=20.0)
+    parser.add_argument(
+        "--dependency-timeout-s", type=float, help="more than the API's own, on a busy machine"
+    )
     options = parser.parse_args()
     sys.stdout.write(json.dumps({"predicted": PREDICTED}, indent=2) + "\n")
-    engine = ["--step-ms", str(STEP_MS), "--max-num-seqs", str(NUM_SEATS)]
+    engine = ["--step-ms", str(options.step_ms), "--max-num-seqs", str(options.seats)]
     settings = {"TENFOLD_MAX_QUEUE_WAIT_S": str(WAIT_S)}
+    if options.dependency_timeout_s is not None:
+        settings["TENFOLD_DEPENDENCY_TIMEOUT_S"] = str(options.dependency_timeout_s)
     with (
         tempfile.TemporaryDirectory() as folder,
         LocalStack(Path(folder), engine=engine, settings=settings) as stack,
     ):
         tenant_keys = [stack.new_tenant(f"tenant-{i}") for i in range(NUM_TENANTS)]
-        result = asyncio.run(measure(stack, tenant_keys, options.seconds))
+        result = asyncio.run(measure(stack, tenant_keys, options.seats, options.seconds))
     sys.stdout.write(json.dumps({"measured": result}, indent=2) + "\n")
 
 

@@ -30,7 +30,10 @@ from tests.fixtures.processes import STOP_TIMEOUT_S, environment
 
 START_TIMEOUT_S = 90.0
 TENANT = "acme"
-PATIENCE = {"TENFOLD_DEPENDENCY_TIMEOUT_S": "5"}  # a busy machine is no outage of Postgres
+PATIENCE = {  # a busy machine is no outage of Postgres, nor too many requests
+    "TENFOLD_DEPENDENCY_TIMEOUT_S": "5",
+    "TENFOLD_MAX_LOOP_LAG_S": "30",
+}
 WORKER = {"TENFOLD_API_LOST_AFTER_S": "1", "TENFOLD_SWEEP_INTERVAL_S": "0.2"}
 
 

@@ -1,0 +1,98 @@
+"""A process that cannot keep up says so at once, and not to those who ask for little."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from app.front_door import FrontDoor, LoopLag
+from tests.builders.waiting import until
+
+MAX_LAG_S = 20.0
+LATE_S = 1e6
+"""For as long as a test takes."""
+CROWD = {"authorization": "Bearer crowd"}
+QUIET = {"x-api-key": "quiet"}
+
+
+class House:
+    """An application whose requests wait until they are let go."""
+
+    def __init__(self) -> None:
+        self.app = FastAPI()
+        self.lag = LoopLag()
+        self.may_leave = asyncio.Event()
+        self.num_inside = 0
+        self.app.post("/wait")(self._wait)
+        self.app.get("/look")(self._look)
+        self.app.add_middleware(FrontDoor, max_lag_s=MAX_LAG_S, lag=self.lag)
+
+    async def _wait(self) -> None:
+        self.num_inside += 1
+        await self.may_leave.wait()
+
+    async def _look(self) -> None:
+        return
+
+
+@pytest.fixture
+async def house() -> AsyncIterator[House]:
+    house = House()
+    async with asyncio.timeout(60):
+        yield house
+
+
+@pytest.fixture
+async def client(house: House) -> AsyncIterator[httpx.AsyncClient]:
+    transport = httpx.ASGITransport(house.app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://house.test") as client:
+        yield client
+
+
+async def test_who_has_a_crowd_inside_is_turned_away_and_who_has_not_is_let_in(
+    house: House, client: httpx.AsyncClient
+) -> None:
+    inside = [asyncio.create_task(client.post("/wait", headers=CROWD)) for _ in range(3)]
+    await until(lambda: house.num_inside == 3)
+    house.lag.seconds = LATE_S
+    refused = await client.post("/wait", headers=CROWD)
+    seen = await client.get("/look", headers=CROWD)
+    inside.append(asyncio.create_task(client.post("/wait", headers=QUIET)))
+    await until(lambda: house.num_inside == 4)
+    house.may_leave.set()
+    assert [response.status_code for response in await asyncio.gather(*inside)] == [200] * 4
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "overloaded")
+    assert refused.headers["retry-after"] == "2"
+    assert seen.status_code == 200
+
+
+async def test_in_time_everybody_is_let_in(house: House, client: httpx.AsyncClient) -> None:
+    """The control."""
+    inside = [asyncio.create_task(client.post("/wait", headers=CROWD)) for _ in range(20)]
+    await until(lambda: house.num_inside > 0)
+    house.lag.seconds = MAX_LAG_S
+    inside.append(asyncio.create_task(client.post("/wait", headers=CROWD)))
+    house.may_leave.set()
+    assert {response.status_code for response in await asyncio.gather(*inside)} == {200}
+
+
+async def test_an_empty_house_is_never_too_full(house: House, client: httpx.AsyncClient) -> None:
+    house.may_leave.set()
+    house.lag.seconds = LATE_S
+    assert (await client.post("/wait", headers=CROWD)).status_code == 200
+
+
+async def test_the_lag_is_how_late_the_loop_was_and_is_forgotten() -> None:
+    lag, is_needed = LoopLag(), True
+    lag.measure(lambda: is_needed)
+    await asyncio.sleep(0)
+    time.sleep(0.5)  # noqa: ASYNC251 (that is the point)
+    await until(lambda: lag.seconds > 0.4)
+    await until(lambda: lag.seconds < 0.2, timeout_s=30)
+    is_needed = False
+    await until(lambda: lag.seconds == 0)
