@@ -61,6 +61,7 @@ class Admission:
         self._redis = open_async_redis(redis_url, max_connections=MAX_CONNECTIONS)
         self._scripts = register(self._redis, "admit", "load", "refresh", "release")
         self._held: dict[str, Held] = {}
+        self._asking: dict[str, asyncio.Task[Verdict]] = {}
         self._refreshing: asyncio.Task[None] | None = None
         self._is_closing = False
 
@@ -105,11 +106,18 @@ class Admission:
         answer, or the registry does not while Redis has to be told what the tenant has spent.
         """
         self._keep_refreshing()
+        asking = asyncio.create_task(self._decide(ask))
+        self._asking[ask.request_id] = asking
         try:
-            decision = Decision(ask=ask, verdict=await self._decide(ask))
+            # Shielded: half a command cannot be taken back, a whole one can, by `release`.
+            verdict = await asyncio.shield(asking)
         except QueueUnavailableError as error:
             raise UnavailableError(internal=str(error)) from error
-        if decision.verdict.status == "refused":
+        finally:
+            if asking.done():
+                self._asking.pop(ask.request_id, None)
+        decision = Decision(ask=ask, verdict=verdict)
+        if verdict.status == "refused":
             raise refusal_of(decision)
         over = [limit for limit, check in decision.checked() if check.is_over]  # soft or dry-run
         if over:
@@ -122,7 +130,7 @@ class Admission:
                 subjects=ask.subjects,
                 tokens=sequence.tokens,
                 cost=sequence.cost,
-                day=decision.verdict.now_ms // DAY_MS,
+                day=verdict.now_ms // DAY_MS,
             )
         return decision
 
@@ -134,6 +142,9 @@ class Admission:
         ids = [sequence.id for sequence in ask.sequences]
         for each in ids:
             self._held.pop(each, None)
+        asking = self._asking.pop(ask.request_id, None)
+        if asking is not None:  # whoever asked did not wait for it: it must not come after this
+            await asyncio.wait((asking,))
         given = {"ids": ids, "places": ask.places, "is_cancelled": not is_accepted}
         try:
             await self._run("release", encode(given))

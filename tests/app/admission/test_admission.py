@@ -55,6 +55,22 @@ async def test_the_limit_is_the_last_that_is_admitted(admission: Admission) -> N
     assert "2 requests in flight: 2 used, 1 requested" in refusal.value.message
 
 
+async def test_who_does_not_wait_for_the_answer_leaves_nothing_behind(
+    admission: Admission, redis_url: str
+) -> None:
+    """Whenever a client hangs up: the place is taken and given back, or never taken."""
+    with redis.Redis.from_url(redis_url) as server:
+        for num_turns in range(24):
+            asking = asyncio.create_task(acquire(admission, f"r{num_turns}"))
+            for _ in range(num_turns):
+                await asyncio.sleep(0)
+            asking.cancel()
+            with suppress(asyncio.CancelledError):
+                await asking
+            await release(admission, f"r{num_turns}")
+            assert server.zcard(PLACES) == admission.num_held == 0
+
+
 async def test_what_was_given_back_leaves_nothing_behind(
     admission: Admission, redis_url: str
 ) -> None:
