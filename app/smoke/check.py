@@ -19,6 +19,7 @@ ADAPTER = "smoke"
 MAX_TOKENS = 8
 POLL_S = 0.25
 DONE = "[DONE]"
+RETRIED = (429, 503)  # as any client would: they say when
 
 
 class SmokeError(Exception):
@@ -113,10 +114,17 @@ class SmokeCheck:
         }
         headers = {"authorization": f"Bearer {key}"}
         path = "/v1/chat/completions"
-        with self._api.stream("POST", path, json=body, headers=headers) as response:
-            if not response.is_success:
-                raise SmokeError(f"chat: {response.status_code}: {response.read().decode()}")
-            frames = [line[6:] for line in response.iter_lines() if line.startswith("data: ")]
+        while True:
+            with self._api.stream("POST", path, json=body, headers=headers) as response:
+                if response.is_success:
+                    frames = [
+                        line[6:] for line in response.iter_lines() if line.startswith("data: ")
+                    ]
+                    break
+                answer = f"chat: {response.status_code}: {response.read().decode()}"
+            if response.status_code not in RETRIED or time.monotonic() > self._give_up_at:
+                raise SmokeError(answer)
+            time.sleep(float(response.headers.get("retry-after", POLL_S)))
         if not frames or frames[-1] != DONE:
             raise SmokeError(f"chat: the stream did not end: {frames[-1:]}")
         chunks = [json.loads(frame) for frame in frames[:-1]]
@@ -147,3 +155,10 @@ class SmokeCheck:
         body = response.json()
         assert isinstance(body, dict)
         return body
+
+
+def _frames(lines: Iterator[str]) -> Iterator[str]:
+    """The data of server-sent events; comments keep the connection alive and say nothing."""
+    for line in lines:
+        if line.startswith("data: "):
+            yield line.removeprefix("data: ")
