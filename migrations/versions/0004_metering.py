@@ -255,3 +255,4 @@ def _take_in_what_is_there() -> None:
         "INSERT INTO usage_outbox (tenant_id, request_id)"
         " SELECT tenant_id, request_id FROM usage_ledger"
     )
+    op.execute("SELECT set_config('app.scope', '', true)")
