@@ -11,6 +11,7 @@ import asyncio
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import asyncpg
 import structlog
@@ -27,7 +28,8 @@ from app.requests.jobs import LedgerJobs
 from app.settings import WorkerSettings
 from app.usage.jobs import UsageJobs
 from app.worker_health import health_port
-from lora.base_spec import BaseSpec
+from lora.base_files import BaseFiles
+from lora.base_spec import BaseSpec, UnsupportedBaseError
 from lora.store import open_store
 
 log = structlog.get_logger()
@@ -49,12 +51,10 @@ async def run(settings: WorkerSettings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
     database = Database(settings.database_url, pool_size=6)
-    runner = JobRunner(
-        database,
-        open_store(settings.adapter_store),
-        await asyncio.to_thread(BaseSpec.from_folder, settings.model, settings.model_id),
-        utc_now,
-    )
+    base = await asyncio.to_thread(BaseSpec.from_folder, settings.model, settings.model_id)
+    base_files = await asyncio.to_thread(find_base_files, settings.model, base)
+    store = open_store(settings.adapter_store)
+    runner = JobRunner(database, store, base, utc_now, base_files)
     ledger = LedgerJobs(database, settings)
     usage = UsageJobs(database, settings, utc_now)
     log.info("worker_started")
@@ -71,6 +71,15 @@ async def run(settings: WorkerSettings) -> None:
         await usage.close()
         await database.close()
     log.info("worker_stopped")
+
+
+def find_base_files(model: Path, base: BaseSpec) -> BaseFiles | None:
+    """The base's weights where they lie beside its configuration; None where they do not."""
+    try:
+        return BaseFiles.from_folder(model, base)
+    except UnsupportedBaseError as error:
+        log.warning("base_weights_not_here", reason=str(error))
+        return None
 
 
 async def _do_jobs(database_url: str, runner: JobRunner, stopping: asyncio.Event) -> None:

@@ -21,6 +21,7 @@ from app.adapters.versions_repository import is_needed, lock_bytes
 from app.db import Database, tenant_scope
 from app.errors import UnavailableError
 from app.tables import AdapterJob
+from lora.base_files import BaseFiles
 from lora.base_spec import BaseSpec
 from lora.store import AdapterStore
 
@@ -33,6 +34,7 @@ class JobRunner:
     store: AdapterStore
     base: BaseSpec
     now: Callable[[], datetime]
+    base_files: BaseFiles | None = None
 
     async def run_next(self) -> bool:
         """Do one job; False where none is due. Raises UnavailableError without registry."""
@@ -60,7 +62,13 @@ class JobRunner:
     async def _do(self, session: AsyncSession, job: AdapterJob) -> None:
         if job.kind == "verify":
             await verify_version(
-                session, self.store, self.base, job.tenant_id, job.subject, self.now()
+                session,
+                self.store,
+                self.base,
+                self.base_files,
+                job.tenant_id,
+                job.subject,
+                self.now(),
             )
         else:
             await self._remove(session, job)

@@ -21,6 +21,8 @@ from app.adapters.reports import build_report
 from app.adapters.repository import AdapterRepository
 from app.adapters.versions_repository import VersionRepository
 from app.tables import AdapterVersion
+from lora.base_copies import check_against_base
+from lora.base_files import BaseFiles
 from lora.base_spec import BaseSpec
 from lora.digest import adapter_digest, hash_file
 from lora.findings import Finding
@@ -35,16 +37,23 @@ async def verify_version(
     session: AsyncSession,
     store: AdapterStore,
     base: BaseSpec,
+    base_files: BaseFiles | None,
     tenant_id: str,
     version_id: str,
     now: datetime,
 ) -> None:
-    """Check one version and write down what came of it. In the tenant's scope."""
+    """Check one version and write down what came of it. In the tenant's scope.
+
+    base_files: where the base's own numbers are, to compare copies with; None where they are not
+    on this machine, so that only engines compare them.
+    """
     versions = VersionRepository(session, tenant_id)
     waiting = await versions.get(version_id)
     if waiting is None or waiting.state != "verifying":
         return  # deleted, or done by a worker whose answer was lost
-    findings = await asyncio.to_thread(check_stored, store, base, waiting.locator, waiting.digest)
+    findings = await asyncio.to_thread(
+        check_stored, store, base, base_files, waiting.locator, waiting.digest
+    )
     # The check may have taken a while: nothing was locked meanwhile, so look again.
     adapters = AdapterRepository(session, tenant_id)
     locked = await adapters.lock(waiting.adapter_id)
@@ -60,7 +69,11 @@ async def verify_version(
 
 
 def check_stored(
-    store: AdapterStore, base: BaseSpec, locator: str, digest: str
+    store: AdapterStore,
+    base: BaseSpec,
+    base_files: BaseFiles | None,
+    locator: str,
+    digest: str,
 ) -> Sequence[Finding]:
     """All findings about an adapter in the store, warnings included. Blocking."""
     try:
@@ -74,7 +87,10 @@ def check_stored(
         manifest = read_manifest((folder / CONFIG_FILE).read_bytes(), weights, base)
     except ManifestError as error:  # the rules have become stricter since it was accepted
         return error.findings
-    return [*manifest.warnings, *check_values(weights, manifest)]
+    findings = [*manifest.warnings, *check_values(weights, manifest)]
+    if base_files is not None:
+        findings += check_against_base(weights, manifest, base_files)
+    return findings
 
 
 async def _activate(

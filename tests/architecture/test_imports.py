@@ -23,6 +23,8 @@ TORCH_FREE_FOR_APP = {
     "lora.manifest",
     "lora.store",
     "lora.values",
+    "lora.base_files",
+    "lora.base_copies",
 }
 TORCH_FREE_ENGINE = ("engine.core", "engine.loop", "tests.stub_engine.process")
 APP_PROCESSES = ("app.serve", "app.worker", "app.migrate", "app.cli")
