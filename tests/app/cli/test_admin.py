@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -66,6 +67,39 @@ def test_operator_sets_up_a_tenant_from_the_command_line(
     assert done("tenant", "list") == []
 
 
+def test_operator_changes_a_tenant_rotates_a_key_and_verifies_the_log(run: Command) -> None:
+    def done(*arguments: str) -> Any:
+        result = run(*arguments, "--json")
+        assert result.exit_code == 0, result.output
+        return json.loads(result.stdout)
+
+    etag = done("tenant", "create", "acme", "--store-prompts-days", "30")["etag"]
+    changed = done("tenant", "set", "acme", "--external-id", "crm-1", "--if-match", etag)
+    assert changed["external_id"] == "crm-1" and changed["data_policy"]["retention_days"] == 30
+    assert (
+        "409 etag_mismatch"
+        in run("tenant", "set", "acme", "--all-bases", "--if-match", etag).stderr
+    )
+    assert done("tenant", "suspend", "acme")["status"] == "suspended"
+    assert done("tenant", "resume", "acme") == done("tenant", "show", "acme")
+
+    old = done("key", "create", "acme", "--model", "support-bot")
+    new = done("key", "rotate", "acme", old["id"], "--overlap-hours", "1")
+    assert done("key", "show", "acme", old["id"])["replaced_by"] == new["id"] != old["id"]
+    assert new["allowed_models"] == ["support-bot"]
+    done("key", "delete", "acme", old["id"], "--yes")
+
+    actions = [event["action"] for event in done("audit", "list", "acme")]
+    assert actions[0] == "tenant.created" and actions[-1] == "key.deleted"
+    assert "key.rotated" in run("audit", "list", "acme").stdout
+    heads = {head["tenant_id"]: head for head in done("audit", "heads")}
+    assert all(row["is_intact"] for row in done("audit", "verify")) and len(heads) == 2
+    head = heads["fleet"]
+    assert done("audit", "verify", "fleet", "--kept", f"{head['seq']}:{head['mac']}")
+    altered = run("audit", "verify", "fleet", "--kept", f"{head['seq']}:{'0' * 64}")
+    assert altered.exit_code == 1 and "1 of 1 chains" in altered.stderr
+
+
 def test_failures_are_one_message_and_a_status(
     run: Command, tiny_base: BaseSpec, tmp_path: Path
 ) -> None:
@@ -75,7 +109,7 @@ def test_failures_are_one_message_and_a_status(
     wrong_key = run("tenant", "list", key="x" * 20)
     empty = write_adapter(tmp_path / "empty", {})
     not_peft = run("adapter", "push", str(empty), "-t", "acme")
-    files = adapter_files(tiny_base) | {"adapter_config.json": adapter_config(use_dora=True)}
+    files = adapter_files(tiny_base) | {"adapter_config.json": adapter_config(use_qalora=True)}
     refused = run("adapter", "push", str(write_adapter(tmp_path / "bot", files)), "-t", "acme")
 
     for result, text in (
