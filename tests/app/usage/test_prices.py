@@ -6,8 +6,6 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
-import pytest
-
 from app.context import AppContext
 from app.db import Database, billing_scope, tenant_scope
 from app.prices.repository import price_in_force
@@ -44,24 +42,22 @@ async def test_a_price_that_was_in_force_stays_and_a_future_one_can_be_taken_bac
     assert (await operator.call("GET", f"/prices/{later['id']}")).status_code == 404
 
 
-@pytest.mark.parametrize(
-    ("body", "status", "code"),
-    [
-        ({**PRICE, "effective_at": 1234}, 422, "not_a_whole_hour"),
-        ({**PRICE, "input": "-1"}, 400, "invalid_value"),
-        ({**PRICE, "input": "0.0000001"}, 400, "invalid_value"),
-        ({**PRICE, "input": "NaN"}, 400, "invalid_value"),
-        ({**PRICE, "currency": "dollars"}, 400, "invalid_value"),
-        ({**PRICE, "tenant": "nobody"}, 404, "not_found"),
-        ({**PRICE, "colour": "red"}, 400, "unknown_parameter"),
-        ({"currency": "usd", "input": 1}, 400, "missing_required_parameter"),
-    ],
-)
-async def test_a_wrong_price_is_refused_by_name(
-    operator: Operator, body: dict[str, Any], status: int, code: str
-) -> None:
-    answer = await operator.call("POST", "/prices", json=body)
-    assert (answer.status_code, answer.json()["error"]["code"]) == (status, code), answer.text
+WRONG: list[tuple[dict[str, Any], int, str]] = [
+    ({**PRICE, "effective_at": 1234}, 422, "not_a_whole_hour"),
+    ({**PRICE, "input": "-1"}, 400, "invalid_value"),
+    ({**PRICE, "input": "0.0000001"}, 400, "invalid_value"),
+    ({**PRICE, "input": "NaN"}, 400, "invalid_value"),
+    ({**PRICE, "currency": "dollars"}, 400, "invalid_value"),
+    ({**PRICE, "tenant": "nobody"}, 404, "not_found"),
+    ({**PRICE, "colour": "red"}, 400, "unknown_parameter"),
+    ({"currency": "usd", "input": 1}, 400, "missing_required_parameter"),
+]
+
+
+async def test_a_wrong_price_is_refused_by_name(operator: Operator) -> None:
+    for body, status, code in WRONG:
+        answer = await operator.call("POST", "/prices", json=body)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (status, code), answer.text
 
 
 async def test_two_prices_of_one_hour_are_refused_for_everybody_as_for_one_tenant(
