@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 OLDER_TRITON := build/triton-3.6.0
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test kernels simulate faults soak billing chart lint fmt bench bench-adapters constraints clean
+.PHONY: help install demo test kernels simulate faults soak billing corpus chart lint fmt bench bench-adapters constraints clean
 
 help:  ## list these commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 24
@@ -34,6 +34,9 @@ soak: $(STAMP)  ## the same, ten times as often; the report is build/faults.txt
 
 billing: $(STAMP)  ## limits, ledger, isolation, audit log, through crashes; TEST_FAULTS=soak for more
 	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest tests/billing -q $(ARGS)
+
+corpus: $(STAMP)  ## every kind of adapter: refused by name, or served with PEFT's logits
+	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest tests/corpus -q $(ARGS)
 
 chart: $(STAMP)  ## the Helm chart and the images: rendered, validated, scanned, with tools it fetches
 	$(BIN)/python -m tools.chart_tools build/chart

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from engine.config import EngineConfig
 from engine.messages import AdapterRef
 from lora.weights import LoraWeights
@@ -31,8 +33,12 @@ class Parity:
         vocab_size: int,
         *,
         trained: Path | None = None,
+        keeps_models: bool = True,
     ) -> None:
-        """trained: the model that PEFT trains on and that is the oracle, where it is another."""
+        """trained: the model that PEFT trains on and that is the oracle, where it is another.
+        keeps_models: the oracle's models stay in memory, one an adapter.
+        """
+        self._keeps_models = keeps_models
         self.trained = trained or base
         self.oracle = Oracle(self.trained)
         self.harness = EngineHarness(base, folder / "store", config)
@@ -40,6 +46,7 @@ class Parity:
         self._folder = folder
         self._refs: dict[str, AdapterRef] = {}
         self._vocab_size = vocab_size
+        self._asked: dict[tuple[str | int, ...], Tensor] = {}
 
     def train(self, name: str, **options: Any) -> None:
         """Let PEFT make an adapter. `options`: `make_adapter`'s."""
@@ -56,25 +63,40 @@ class Parity:
         return self._refs[name]
 
     def errors(self, names: Iterable[str], max_tokens: int = 4) -> dict[str, float]:
-        """Run one request each in one batch; the largest error of a logit, by name."""
+        """Run one request each in one batch; the largest error of a logit, by name.
+
+        A name's prompt is always the same, and the oracle is asked once for the same tokens.
+        """
         requests = [
             make_request(
                 name,
-                self.prompt(seed, 1 + 13 * seed % 40),
+                self._prompt_of(name),
                 adapter=None if name == BASE else self._refs[name],
                 max_tokens=max_tokens,
             )
-            for seed, name in enumerate(names)
+            for name in names
         ]
         self.harness.runner.recorded.clear()
         tokens = tokens_of(self.harness.run(requests))
         found = {}
         for request in requests:
             name, prompt = request.request_id, request.prompt_token_ids
-            logits = self.oracle.logits(self.folders.get(name), prompt + tokens[name])
+            logits = self._true_logits(name, [*prompt, *tokens[name]])
             difference = self.harness.logits(name) - logits[len(prompt) - 1 : -1]
             found[name] = float(difference.abs().max())
         return found
+
+    def _true_logits(self, name: str, token_ids: list[int]) -> Tensor:
+        asked = (name, *token_ids)
+        if asked not in self._asked:
+            self._asked[asked] = self.oracle.logits(self.folders.get(name), token_ids)
+            if not self._keeps_models:
+                self.oracle.forget()
+        return self._asked[asked]
+
+    def _prompt_of(self, name: str) -> list[int]:
+        seed = 0 if name == BASE else 1 + list(self.folders).index(name)
+        return self.prompt(seed, 1 + 13 * seed % 40)
 
     def serve_changed(self, change: Callable[[LoraWeights], LoraWeights]) -> None:
         """From now on, serve what `change` makes of each adapter."""

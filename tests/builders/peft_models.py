@@ -237,6 +237,10 @@ class Oracle:
             self._models[adapter] = model.eval()
         return self._models[adapter]
 
+    def forget(self) -> None:
+        """Free the models; they are read again where they are wanted."""
+        self._models.clear()
+
     @torch.inference_mode()
     def logits(self, adapter: Path | None, token_ids: list[int]) -> Tensor:
         """[len(token_ids), V]: the logits at every position."""

@@ -16,6 +16,12 @@ from tests.builders.adapters import (
     without,
 )
 from tests.builders.refusals import refused
+from tests.builders.refused_adapters import (
+    OTHER_METHODS,
+    OTHER_STARTS,
+    OTHER_TASKS,
+    REFUSED_FIELDS,
+)
 
 PLAIN = json.dumps(plain_config())
 
@@ -63,134 +69,6 @@ def test_not_an_object(read: ManifestReader, content: bytes) -> None:
         read(content)
 
 
-# Each row: the changed fields, the code, and the field that is blamed.
-ROWS: list[tuple[dict[str, object], str, str | None]] = [
-    # C6, C7: ranks and scales
-    ({"r": 0}, "rank_invalid", "r"),
-    ({"r": -1}, "rank_invalid", "r"),
-    ({"r": 8.0}, "rank_invalid", "r"),
-    ({"r": "8"}, "rank_invalid", "r"),
-    ({"r": True}, "rank_invalid", "r"),
-    ({"r": None}, "rank_invalid", "r"),
-    ({"rank_pattern": {"v_proj": 0}}, "rank_invalid", "rank_pattern.v_proj"),
-    ({"r": 1025}, "rank_too_large", "r"),
-    ({"rank_pattern": {"v_proj": 1025}}, "rank_too_large", "rank_pattern.v_proj"),
-    ({"lora_alpha": "16"}, "scaling_invalid", "lora_alpha"),
-    ({"lora_alpha": True}, "scaling_invalid", "lora_alpha"),
-    ({"lora_alpha": None}, "scaling_invalid", "lora_alpha"),
-    ({"alpha_pattern": {"v_proj": [1]}}, "scaling_invalid", "alpha_pattern.v_proj"),
-    ({"lora_alpha": 80_001}, "scaling_invalid", None),
-    ({"lora_alpha": -80_001}, "scaling_invalid", None),
-    ({"lora_alpha": 1e300}, "scaling_invalid", None),
-    ({"alpha_pattern": {"v_proj": 1e9}}, "scaling_invalid", None),
-    # C10, C11: variants that look like plain LoRA in the file
-    ({"use_dora": True, "lora_bias": True}, "variant_unsupported", "lora_bias"),
-    ({"use_dora": 1}, "config_schema_invalid", "use_dora"),
-    ({"use_qalora": True}, "variant_unsupported", "use_qalora"),
-    ({"use_bdlora": {"nblocks": 2}}, "variant_unsupported", "use_bdlora"),
-    ({"alora_invocation_tokens": [5]}, "variant_unsupported", "alora_invocation_tokens"),
-    ({"arrow_config": {"top_k": 3}}, "variant_unsupported", "arrow_config"),
-    ({"monteclora_config": {"num_samples": 8}}, "variant_unsupported", "monteclora_config"),
-    ({"kasa_config": {"beta": 1e-4}}, "variant_unsupported", "kasa_config"),
-    # C12: initialisations that changed the base
-    ({"loftq_config": {"loftq_bits": 4}}, "init_mutates_base", "loftq_config"),
-    # C13 to C18
-    ({"lora_bias": "yes"}, "config_schema_invalid", "lora_bias"),
-    ({"bias": "some"}, "config_schema_invalid", "bias"),
-    ({"modules_to_save": ["score"]}, "modules_to_save_unsupported", "score"),
-    ({"modules_to_save": ["lm_head", "mlp"]}, "modules_to_save_unsupported", "mlp"),
-    ({"modules_to_save": ["proj"]}, "modules_to_save_unsupported", "proj"),
-    ({"modules_to_save": ["down_proj"]}, "modules_to_save_unsupported", "down_proj"),
-    ({"modules_to_save": ["model"]}, "modules_to_save_unsupported", "model"),
-    ({"modules_to_save": [".*"]}, "modules_to_save_unsupported", ".*"),
-    ({"modules_to_save": [""]}, "modules_to_save_unsupported", ""),
-    ({"modules_to_save": "lm_head"}, "config_schema_invalid", "modules_to_save"),
-    ({"modules_to_save": [7]}, "config_schema_invalid", "modules_to_save"),
-    ({"trainable_token_indices": [5, 5]}, "config_schema_invalid", "trainable_token_indices"),
-    ({"trainable_token_indices": [-1]}, "config_schema_invalid", "trainable_token_indices"),
-    ({"trainable_token_indices": [True]}, "config_schema_invalid", "trainable_token_indices"),
-    ({"trainable_token_indices": 5}, "config_schema_invalid", "trainable_token_indices"),
-    (
-        {"trainable_token_indices": {"q_proj": [5]}},
-        "trainable_tokens_unsupported",
-        "q_proj",
-    ),
-    (
-        {"trainable_token_indices": [128]},
-        "vocab_resized_unsupported",
-        "trainable_token_indices",
-    ),
-    ({"ensure_weight_tying": "yes"}, "config_schema_invalid", "ensure_weight_tying"),
-    ({"layer_replication": [[0, 2]]}, "layer_replication_unsupported", "layer_replication"),
-    ({"target_parameters": ["experts.down"]}, "target_unknown", "target_parameters"),
-    ({"fan_in_fan_out": True}, "fan_in_fan_out_mismatch", "fan_in_fan_out"),
-    # C22, C23: targets
-    ({"target_modules": ["Wqkv"]}, "target_unknown", "Wqkv"),
-    ({"target_modules": ["qkv_proj", "q_proj", "v_proj"]}, "target_unknown", "qkv_proj"),
-    ({"target_modules": ["proj"]}, "target_unknown", "proj"),
-    ({"target_modules": ["self_attn"]}, "target_unknown", "self_attn"),
-    ({"target_modules": r".*\.c_attn"}, "target_unknown", "target_modules"),
-    ({"target_modules": "q_proj"}, "target_unknown", "target_modules"),
-    ({"target_modules": ["q_proj", "v_proj", "norm"]}, "target_unsupported", "norm"),
-    ({"target_modules": r".*[qv]_proj|.*\.norm"}, "target_unsupported", "model.norm"),
-    ({"exclude_modules": ["q_proj", "v_proj"]}, "target_unknown", "target_modules"),
-    ({"layers_to_transform": [3]}, "layer_out_of_range", "3"),
-    ({"layers_to_transform": -1}, "layer_out_of_range", "-1"),
-    # wrong types
-    ({"target_modules": 7}, "config_schema_invalid", "target_modules"),
-    ({"target_modules": ["q_proj", 7]}, "config_schema_invalid", "target_modules"),
-    ({"exclude_modules": {"a": 1}}, "config_schema_invalid", "exclude_modules"),
-    ({"layers_to_transform": ["0"]}, "config_schema_invalid", "layers_to_transform"),
-    ({"layers_to_transform": [True]}, "config_schema_invalid", "layers_to_transform"),
-    ({"layers_pattern": "layers"}, "config_schema_invalid", "layers_pattern"),
-    (
-        {"target_modules": ".*[qv]_proj", "layers_to_transform": [0]},
-        "config_schema_invalid",
-        "layers_to_transform",
-    ),
-    ({"rank_pattern": ["q_proj"]}, "config_schema_invalid", "rank_pattern"),
-    ({"use_rslora": "yes"}, "config_schema_invalid", "use_rslora"),
-    ({"auto_mapping": "x"}, "config_schema_invalid", "auto_mapping"),
-    ({"base_model_name_or_path": 7}, "config_schema_invalid", "base_model_name_or_path"),
-    # C25, C26: fields that name code to import
-    ({"megatron_config": {"a": 1}}, "config_key_forbidden", "megatron_config"),
-    ({"megatron_core": "os"}, "config_key_forbidden", "megatron_core"),
-    (
-        {"auto_mapping": {"parent_library": "os", "base_model_class": "system"}},
-        "config_key_forbidden",
-        "auto_mapping.parent_library",
-    ),
-    (
-        {"auto_mapping": {"parent_library": "transformers_evil.x"}},
-        "config_key_forbidden",
-        "auto_mapping.parent_library",
-    ),
-    (
-        {"auto_mapping": {"parent_library": 7}},
-        "config_key_forbidden",
-        "auto_mapping.parent_library",
-    ),
-    # C27: what a later PEFT may add
-    ({"use_next_year": True}, "config_unknown_key", "use_next_year"),
-    ({"next_config": {"a": 1}}, "config_unknown_key", "next_config"),
-    ({"next_number": 0}, "config_unknown_key", "next_number"),
-    # C29: names are compared and never followed
-    ({"base_model_name_or_path": "x" * 1_000_000}, "config_json_invalid", None),
-    ({"base_model_name_or_path": "x" * 1025}, "config_schema_invalid", "base_model_name_or_path"),
-    # C30: MLX, and half MLX
-    ({"lora_parameters": {"rank": 8, "scale": 20.0}}, "format_mlx_unsupported", "peft_type"),
-    ({"fine_tune_type": "lora"}, "format_mlx_unsupported", "lora_parameters"),
-]
-
-
-OTHER_METHODS = (
-    *("IA3", "LOHA", "LOKR", "OFT", "BOFT", "ADALORA", "VERA", "MISS", "RANDLORA", "XLORA"),
-    *("PREFIX_TUNING", "P_TUNING", "PROMPT_TUNING", "lora", None, ["LORA"]),
-)
-OTHER_TASKS = ("SEQ_CLS", "TOKEN_CLS", "QUESTION_ANS", "FEATURE_EXTRACTION", "SEQ_2_SEQ_LM")
-OTHER_STARTS = ("pissa", "pissa_niter_16", "olora", "OLoRA", "corda", "loftq", "lora_ga", "x", 1)
-
-
 @pytest.mark.parametrize("name", OTHER_METHODS)
 def test_another_method_than_lora(read: ManifestReader, name: object) -> None:
     with refused("peft_type_unsupported", param="peft_type"):
@@ -209,7 +87,7 @@ def test_an_initialisation_that_changed_the_base(read: ManifestReader, name: obj
         read(plain_config(init_lora_weights=name))
 
 
-@pytest.mark.parametrize(("changes", "code", "param"), ROWS)
+@pytest.mark.parametrize(("changes", "code", "param"), REFUSED_FIELDS)
 def test_refused_by_name(
     read: ManifestReader, changes: dict[str, object], code: str, param: str | None
 ) -> None:

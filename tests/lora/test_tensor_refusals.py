@@ -16,9 +16,9 @@ from tests.builders.adapters import (
     zeros,
 )
 from tests.builders.refusals import refused
+from tests.builders.refused_adapters import Q0, REFUSED_TENSORS
 
 PLAIN = lora_tensors()
-Q0 = f"{HEAD}layers.0.self_attn.q_proj"
 A0, B0 = f"{Q0}.lora_A.weight", f"{Q0}.lora_B.weight"
 
 
@@ -128,42 +128,7 @@ def test_module_that_the_base_does_not_have(read: ManifestReader, module: str, c
 
 @pytest.mark.parametrize(
     ("name", "shape", "code"),
-    [
-        (f"{Q0}.lora_magnitude_vector", (64,), "tensor_unexpected"),
-        (f"{Q0}.lora_magnitude_vector.weight", (64,), "tensor_unexpected"),
-        (f"{Q0}.lora_diag", (8,), "variant_unsupported"),
-        (f"{Q0}.lora_B.bias", (64,), "tensor_unexpected"),
-        (f"{Q0}.base_layer.bias", (64,), "bias_unsupported"),
-        (f"{HEAD}layers.0.self_attn.k_proj.bias", (32,), "bias_unsupported"),
-        (f"{HEAD}embed_tokens.lora_embedding_A", (8, 128), "tensor_pair_incomplete"),
-        (f"{HEAD}embed_tokens.lora_embedding_B", (64, 8), "tensor_pair_incomplete"),
-        (f"{Q0}.lora_embedding_A", (8, 64), "target_unsupported"),
-        (f"{HEAD}embed_tokens.lora_embedding_A", (8, 133), "vocab_resized_unsupported"),
-        ("base_model.model.lm_head.lora_B.weight", (192, 8), "vocab_resized_unsupported"),
-        (f"{HEAD}embed_tokens.base_layer.weight", (128, 64), "tensor_unexpected"),
-        (f"{HEAD}embed_tokens.base_layer.weight", (133, 64), "vocab_resized_unsupported"),
-        (f"{HEAD}norm.weight", (64,), "modules_to_save_unsupported"),
-        (f"{HEAD}layers.0.input_layernorm.weight", (64,), "modules_to_save_unsupported"),
-        ("base_model.model.score.modules_to_save.weight", (2, 64), "modules_to_save_unsupported"),
-        (f"{HEAD}embed_tokens.weight", (133, 64), "vocab_resized_unsupported"),
-        ("base_model.model.lm_head.weight", (192, 64), "vocab_resized_unsupported"),
-        (
-            f"{HEAD}embed_tokens.token_adapter.trainable_tokens_delta",
-            (2, 64),
-            "trainable_tokens_unsupported",
-        ),
-        (f"{Q0}.base_layer.weight", (64, 64), "tensor_unexpected"),
-        (f"{Q0}.weight", (64, 64), "tensor_unexpected"),
-        (f"{Q0}.lora_A", (8, 64), "tensor_unexpected"),
-        (f"{Q0}.ia3_l", (64,), "tensor_unexpected"),
-        ("score.weight", (2, 64), "tensor_unexpected"),
-        ("optimizer", (1,), "tensor_unexpected"),
-        ("module", (1,), "tensor_unexpected"),
-        ("base_model.model", (1,), "tensor_unexpected"),
-        ("model.layers.0.self_attn.q_proj.lora_a", (64, 8), "format_mlx_unsupported"),
-        ("lora_unet_x.lora_down.weight", (8, 64), "format_kohya_unsupported"),
-        ("lora_te1_text_model.alpha", (1,), "format_kohya_unsupported"),
-    ],
+    REFUSED_TENSORS,
 )
 def test_tensor_that_is_no_lora_matrix(
     read: ManifestReader, name: str, shape: tuple[int, ...], code: str
