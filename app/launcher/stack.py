@@ -27,6 +27,13 @@ from app.launcher.valkey import ValkeyServer
 
 MIGRATE_TIMEOUT_S = 300.0
 READY_TIMEOUT_S = 900.0  # a large base model on a slow disk
+# Postgres, Redis, API and engine share this machine's cores: who is late is busy, not away, and a
+# wait is no sign that another engine is missing. The environment may say otherwise.
+SHARED_MACHINE = {
+    "TENFOLD_DEPENDENCY_TIMEOUT_S": "5",
+    "TENFOLD_MAX_LOOP_LAG_S": "5",
+    "TENFOLD_MAX_QUEUE_WAIT_S": "60",
+}
 CONCERNS = (
     "DATABASE_URL",
     "OWNER_DATABASE_URL",
@@ -201,7 +208,7 @@ class Stack:
         self._supervisor.start(self._python_child(name, module, env))
 
     def _python_child(self, name: str, module: list[str], env: Mapping[str, str]) -> ChildProcess:
-        inherited = {
+        inherited = SHARED_MACHINE | {
             key: value
             for key, value in os.environ.items()
             if key.removeprefix("TENFOLD_") not in CONCERNS
