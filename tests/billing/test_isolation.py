@@ -20,7 +20,6 @@ from hypothesis import HealthCheck, Phase
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
-    initialize,
     rule,
     run_state_machine_as_test,
 )
@@ -89,13 +88,10 @@ class Doors(RuleBasedStateMachine):
     """Two tenants, and everybody at every door. The class's own members are a whole run's."""
 
     world: ClassVar[World]
+    tenants: ClassVar[list[Tenant]]
     run: ClassVar[Callable[[Coroutine[Any, Any, Any]], Any]]
     tried: ClassVar[Counter[str]]
     leaks: ClassVar[list[str]]
-
-    @initialize()
-    def two_tenants(self) -> None:
-        self.tenants = [self.run(self.world.new_tenant()) for _ in range(2)]
 
     @rule(data=st.data())
     def try_some_doors(self, data: st.DataObject) -> None:
@@ -226,6 +222,7 @@ def try_doors(
     with asyncio.Runner() as runner, open_world(settings, database.owner_url, runner) as world:
         Doors.world, Doors.run = world, staticmethod(runner.run)
         while Doors.tried.total() < num_trials:
+            Doors.tenants = [runner.run(world.new_tenant()) for _ in range(2)]
             run_state_machine_as_test(machine, settings=once)
 
 
