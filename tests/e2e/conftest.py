@@ -9,6 +9,9 @@ import pytest
 
 from tests.builders.open_folder import open_folder
 from tests.e2e.running_stack import RunningStack, start_demo
+from tests.faults.campaigns import stub_campaign
+
+__all__ = ["demo", "running_demo", "stub_campaign"]
 
 
 @pytest.fixture(scope="session")

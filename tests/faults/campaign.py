@@ -11,12 +11,12 @@ import json
 import os
 import random
 import time
-from collections.abc import Awaitable, Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 
 from app.db import Database
 from tests.app.requests.conftest import Rows
 from tests.builders.tiny_base import MODEL_ID
-from tests.builders.waiting import eventually, until
+from tests.builders.waiting import eventually
 from tests.faults.clients import Clients, Question, some_questions
 from tests.faults.history import Answer, Outcome, Row, Verdict, judge
 from tests.faults.stack import Stack
@@ -25,9 +25,9 @@ NUM_IN_FLIGHT = 16
 NUM_QUESTIONS = 24
 MAX_TOKENS = (8, 24)
 STEP_MS = 30
-ALL_MOVED_S = 60.0
 LEDGER_TIMEOUT_S = 60.0
 VERDICT = "verdict"
+COUNTS = ("kills", "lost", "duplicated", "byte-different", "ledger difference")
 KILLS = {  # of engines, API processes, Redis, real engines
     "few": (20, 5, 5, 2),
     "many": (200, 50, 20, 10),
@@ -49,29 +49,12 @@ def num_kills(what: str) -> int:
     return counts[("engine", "api", "redis", "real").index(what)]
 
 
-def at_a_time(num: int, together: int) -> Iterator[int]:
-    """Rounds of `together`, and what is left."""
-    for done in range(0, num, together):
-        yield min(together, num - done)
-
-
 def tell(record_property: Recorder, verdict: Verdict, what: str, *, num_kills: int = 0) -> None:
     """Have the verdict printed at the end of the run, and fail where it is not clean."""
-    told = {
-        "summary": verdict.summary(what),
-        "kills": num_kills,
-        "lost": len(verdict.lost),
-        "duplicated": len(verdict.duplicated),
-        "byte-different": len(verdict.different),
-        "ledger difference": len(verdict.ledger),
-    }
-    record_property(VERDICT, json.dumps(told))
+    found = verdict.lost, verdict.duplicated, verdict.different, verdict.ledger
+    counts = zip(COUNTS, (num_kills, *map(len, found)), strict=True)
+    record_property(VERDICT, json.dumps({"summary": verdict.summary(what), **dict(counts)}))
     assert verdict.is_clean, verdict.details()
-
-
-async def all_ended(clients: Clients, in_flight: set[int]) -> None:
-    """Before the next engine dies: a request that sees two die is refused, and rightly so."""
-    await until(lambda: in_flight.isdisjoint(clients.in_flight), timeout_s=ALL_MOVED_S)
 
 
 class Campaign:

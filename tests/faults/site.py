@@ -32,7 +32,7 @@ from tests.builders.server import serving
 from tests.builders.stub_engine import StubEngine
 from tests.builders.tiny_base import MODEL_ID
 from tests.builders.waiting import eventually, until
-from tests.faults.campaign import VERDICT, Recorder
+from tests.faults.campaign import COUNTS, VERDICT, Recorder
 
 PATH = "/v1/completions"
 NUM_TOKENS = 150
@@ -42,7 +42,6 @@ NO_HANG_S = 2.0
 """What a test of a busy machine can hold a refusal to; 0.25 s are promised."""
 WHOLE_AGAIN_S = 5.0
 
-COUNTS = ("kills", "lost", "duplicated", "byte-different", "ledger difference")
 
 Act = Callable[[], object]
 """Or what is to be awaited."""

@@ -18,6 +18,8 @@ from typing import Any, Self
 
 import httpx
 import redis
+from redis.backoff import ConstantBackoff
+from redis.retry import Retry
 
 from app.launcher.ports import LOOPBACK, free_port
 from app.launcher.valkey import ValkeyServer
@@ -230,19 +232,33 @@ class Stack:
         return httpx.Client(base_url=url, headers=OPERATOR, timeout=30)
 
     def wait_for(self, engines: Sequence[Engine]) -> None:
-        """Until the queue knows all of them."""
-        with redis.Redis.from_url(self.valkey.url, protocol=2) as server:
-            beats = [f"{keys.PREFIX}engine:{engine.engine_id}" for engine in engines]
-            wait_until(lambda: server.exists(*beats) == len(beats), timeout_s=START_TIMEOUT_S)
+        """Until the queue knows all of them, as they are called by then."""
+        with self._queue() as server:
+
+            def num_known() -> int:
+                beats = [f"{keys.PREFIX}engine:{engine.engine_id}" for engine in engines]
+                return int(server.exists(*beats))
+
+            wait_until(lambda: num_known() == len(engines), timeout_s=START_TIMEOUT_S)
 
     def busiest(self, num: int) -> list[Engine]:
         """The engines with most requests, by their heartbeats."""
-        with redis.Redis.from_url(self.valkey.url, protocol=2) as server:
+        with self._queue() as server:
             running = {
                 each: int(server.hget(f"{keys.PREFIX}engine:{each.engine_id}", "num_running") or 0)
                 for each in self.engines
             }
         return sorted(self.engines, key=lambda each: -running[each])[:num]
+
+    def wait_for_ledger(self) -> None:
+        """Until all that was said of requests that ended is written down."""
+        with self._queue() as server:
+            wait_until(lambda: server.xlen(keys.USAGE) == 0, timeout_s=START_TIMEOUT_S)
+
+    def _queue(self) -> redis.Redis:
+        """Patient: others may have killed it just now."""
+        patience = Retry(ConstantBackoff(0.05), retries=200)
+        return redis.Redis.from_url(self.valkey.url, protocol=2, retry=patience)
 
     def kill_valkey(self, absent_s: float) -> None:
         """SIGKILL; it comes back on its port, with nothing in it."""

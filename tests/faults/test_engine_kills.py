@@ -8,15 +8,9 @@ import signal
 
 import pytest
 
-from tests.faults.campaign import (
-    Campaign,
-    Recorder,
-    all_ended,
-    at_a_time,
-    num_kills,
-    tell,
-)
+from tests.faults.campaign import Campaign, Recorder, num_kills, tell
 from tests.faults.clients import Clients
+from tests.faults.kills import all_ended, kill_engines
 from tests.faults.stack import Stack
 from tests.stub_engine.base import stub_base
 from tests.stub_engine.runner import generate
@@ -29,19 +23,6 @@ GAP_S = 2.0
 BUSY_MACHINE_S = 2.0
 NUM_FREEZES = 2
 FROZEN_S = 3.0
-
-
-async def kill_engines(stack: Stack, clients: Clients, num: int, rng: random.Random) -> None:
-    for together in at_a_time(num, TOGETHER):
-        await asyncio.sleep(rng.uniform(0.05, 0.4))
-        victims = await asyncio.to_thread(stack.busiest, together)
-        for engine in victims:
-            await asyncio.to_thread(engine.kill)
-        in_flight = set(clients.in_flight)
-        for engine in victims:
-            engine.launch()
-        await all_ended(clients, in_flight)
-        await asyncio.to_thread(stack.wait_for, victims)
 
 
 async def test_streams_survive_engines_that_are_killed(
@@ -57,7 +38,7 @@ async def test_streams_survive_engines_that_are_killed(
         num_tokens = whole.index(eos) + 1 if eos in whole else len(whole)
         assert answers[question].num_tokens == num_tokens
     verdict = await stub_campaign.run(
-        asked, answers, lambda clients: kill_engines(stack, clients, num, rng)
+        asked, answers, lambda clients: kill_engines(stack, clients, num, rng, together=TOGETHER)
     )
     tell(record_property, verdict, f"{num} kills of engines", num_kills=num)
     assert not verdict.refused, "there are engines left"

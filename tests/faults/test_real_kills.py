@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import Iterator
 
 import pytest
 
 from app.launcher.postgres import PostgresServer
-from tests.faults.campaign import Campaign, Recorder, all_ended, num_kills, tell
-from tests.faults.clients import Clients, some_questions
-from tests.faults.conftest import campaign
+from tests.faults.campaign import Campaign, Recorder, num_kills, tell
+from tests.faults.campaigns import campaign
+from tests.faults.clients import some_questions
+from tests.faults.kills import kill_engines
 from tests.faults.real_base import write_real_base
-from tests.faults.stack import Stack
 
 pytestmark = pytest.mark.timeout(3600)
 
 NUM_QUESTIONS = 12
-MAX_TOKENS = (100, 200)
+MAX_TOKENS = (40, 80)
 
 
 @pytest.fixture(scope="module")
@@ -42,17 +41,6 @@ def real_campaign(
         yield opened
 
 
-async def kill_engines(stack: Stack, clients: Clients, num: int, rng: random.Random) -> None:
-    for _ in range(num):
-        await asyncio.sleep(rng.uniform(0.2, 1.0))
-        [victim] = await asyncio.to_thread(stack.busiest, 1)
-        await asyncio.to_thread(victim.kill)
-        in_flight = set(clients.in_flight)
-        victim.launch()
-        await all_ended(clients, in_flight)
-        await asyncio.to_thread(stack.wait_for, [victim])
-
-
 async def test_streams_of_real_engines_survive_kills_byte_for_byte(
     real_campaign: Campaign, record_property: Recorder
 ) -> None:
@@ -61,7 +49,7 @@ async def test_streams_of_real_engines_survive_kills_byte_for_byte(
     answers = await real_campaign.undisturbed(asked)
     assert len({answer.text for answer in answers.values()}) == len(asked)
     verdict = await real_campaign.run(
-        asked, answers, lambda clients: kill_engines(stack, clients, num, rng)
+        asked, answers, lambda clients: kill_engines(stack, clients, num, rng, together=1)
     )
     tell(record_property, verdict, f"{num} kills of real engines", num_kills=num)
     assert verdict.moved >= num

@@ -2,32 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-import random
-
 import pytest
 
-from tests.faults.campaign import (
-    Campaign,
-    Recorder,
-    all_ended,
-    num_kills,
-    tell,
-)
-from tests.faults.clients import Clients
-from tests.faults.stack import Stack
+from tests.faults.campaign import Campaign, Recorder, num_kills, tell
+from tests.faults.kills import kill_redis
 
 pytestmark = pytest.mark.timeout(3600)
-
-
-async def kill_redis(stack: Stack, clients: Clients, num: int, rng: random.Random) -> None:
-    """It comes back empty; new work is refused meanwhile, what runs goes on."""
-    for _ in range(num):
-        await asyncio.sleep(rng.uniform(0.2, 0.6))
-        in_flight = set(clients.in_flight)
-        await asyncio.to_thread(stack.kill_valkey, rng.uniform(0.0, 0.5))
-        await asyncio.to_thread(stack.wait_for, stack.engines)
-        await all_ended(clients, in_flight)
 
 
 async def test_streams_survive_a_redis_that_is_killed_and_comes_back_empty(
