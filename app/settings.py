@@ -59,6 +59,7 @@ class Settings(WorkerSettings):
     On SIGTERM new connections are taken for `drain_delay_s` more, and what runs may go on for
     `drain_s`.
     `failover_timeout_s` is what a request whose engine died waits for another one.
+    `max_override_bytes` is what an adapter's whole modules and trained tokens may hold together.
     """
 
     key_pepper: SecretStr = Field(min_length=16)
@@ -72,6 +73,7 @@ class Settings(WorkerSettings):
     tenant_queue_depth: int = Field(default=32, ge=1)
     max_body_bytes: int = Field(default=4 * MEBIBYTE, ge=1024)
     max_upload_bytes: int = Field(default=256 * MEBIBYTE, ge=1024)
+    max_override_bytes: int | None = Field(default=None, ge=0)
     database_pool_size: int = Field(default=20, ge=1)
     dependency_timeout_s: float = Field(default=0.2, gt=0)
     client_stall_timeout_s: float = Field(default=30.0, gt=0)

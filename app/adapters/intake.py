@@ -13,7 +13,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -36,7 +36,13 @@ from app.ids import new_id
 from app.tables import Adapter, AdapterVersion
 from lora.base_spec import BaseSpec
 from lora.digest import FileDigest, adapter_digest
-from lora.manifest import AdapterManifest, ManifestError, read_manifest
+from lora.manifest import (
+    DEFAULT_LIMITS,
+    AdapterManifest,
+    ManifestError,
+    ManifestLimits,
+    read_manifest,
+)
 from lora.store import CONFIG_FILE, WEIGHTS_FILE, AdapterStore, locator_of
 
 STAGING_FOLDER = "uploads"
@@ -61,7 +67,10 @@ async def upload_version(
         with storage_errors():
             files = await receive_files(request, folder, context.settings.max_upload_bytes)
         digest = adapter_digest(files.values())
-        manifest = await asyncio.to_thread(_check, folder, files, context.base, digest)
+        limits = replace(DEFAULT_LIMITS, max_override_bytes=context.settings.max_override_bytes)
+        manifest = await asyncio.to_thread(
+            check_upload, folder, files, context.base, limits, digest
+        )
         async with context.database.session() as session:
             await tenant_scope(session, tenant_id)
             version, action = await _accept(
@@ -122,8 +131,12 @@ async def _accept(
     return version, "version.uploaded"
 
 
-def _check(
-    folder: Path, files: dict[str, FileDigest], base: BaseSpec, digest: str
+def check_upload(
+    folder: Path,
+    files: dict[str, FileDigest],
+    base: BaseSpec,
+    limits: ManifestLimits,
+    digest: str,
 ) -> AdapterManifest:
     """Every structural check. Raises the refusal with all findings."""
     if WEIGHTS_FILE not in files:
@@ -135,7 +148,8 @@ def _check(
             f"The upload holds no {CONFIG_FILE}.", code="config_missing", param=CONFIG_FILE
         )
     try:
-        return read_manifest((folder / CONFIG_FILE).read_bytes(), folder / WEIGHTS_FILE, base)
+        config = (folder / CONFIG_FILE).read_bytes()
+        return read_manifest(config, folder / WEIGHTS_FILE, base, limits=limits)
     except ManifestError as error:
         raise refusal(error, digest) from error
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from app.adapters.intake import check_upload
 from app.adapters.manifest_summary import summarise
 from app.adapters.verification import check_stored
+from app.errors import ApiError
 from app.worker import find_base_files
 from lora.base_files import SINGLE_FILE
+from lora.digest import hash_file
+from lora.manifest import DEFAULT_LIMITS
 from lora.store import LocalAdapterStore
 from tests.builders.adapters import (
     HEAD,
@@ -72,3 +77,16 @@ def test_what_is_remembered_names_what_replaces_the_base(tmp_path: Path) -> None
     assert summary["modules"] == ["self_attn.q_proj", "self_attn.v_proj", "lm_head"]
     assert (summary["num_layers"], summary["overrides"]) == (3, ["embed_tokens.weight"])
     assert summary["override_bytes"] == 128 * 64 * 4
+
+
+def test_whole_modules_that_are_not_allowed_are_refused_with_their_bytes(tmp_path: Path) -> None:
+    config = plain_config(modules_to_save=["embed_tokens"])
+    files, digest = write_adapter(tmp_path, lora_tensors() | {COPY: zeros((128, 64))}, config)
+    received = {name: hash_file(path) for name, path in files.items()}
+    allowed = replace(DEFAULT_LIMITS, max_override_bytes=128 * 64 * 4)
+    assert check_upload(tmp_path, received, TINY_BASE, allowed, digest).overrides
+    with pytest.raises(ApiError) as caught:
+        check_upload(
+            tmp_path, received, TINY_BASE, replace(allowed, max_override_bytes=32767), digest
+        )
+    assert (caught.value.code, caught.value.status) == ("modules_to_save_not_allowed", 422)
