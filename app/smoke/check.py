@@ -105,7 +105,7 @@ class SmokeCheck:
         self._call("PUT", f"{path}/{ADAPTER}/aliases/prod", json={"version": version["version"]})
 
     def _chat(self, key: str) -> str:
-        """Stream an answer of the adapter; the request's id."""
+        """Stream an answer of the adapter; the ledger's id of it."""
         body = {
             "model": ADAPTER,
             "messages": [{"role": "user", "content": "Say hello."}],
@@ -130,18 +130,20 @@ class SmokeCheck:
         chunks = [json.loads(frame) for frame in frames[:-1]]
         if not any(choice["finish_reason"] for each in chunks for choice in each["choices"]):
             raise SmokeError(f"chat: no finish reason in {len(chunks)} chunks")
-        return response.headers["x-request-id"]
+        return f"{chunks[0]['id'].removeprefix('chatcmpl-')}-0"
 
     def _wait_for_usage(self, request_id: str) -> None:
         """Until the ledger says how the request ended, and that it generated something."""
+        said = ""
         while time.monotonic() < self._give_up_at:
             found = self._admin.get(f"/requests/{request_id}")
+            said = found.text
             events = found.json().get("events", []) if found.is_success else []
             final = [event for event in events if event["event"] == "final"]
             if final and final[0]["num_generated_tokens"] > 0:
                 return
             time.sleep(POLL_S)
-        raise SmokeError(f"usage: the ledger has no end of {request_id}")
+        raise SmokeError(f"usage: the ledger has no end of {request_id}: {said}")
 
     def _check_removed(self, key: str) -> None:
         status = self._api.get("/v1/models", headers={"authorization": f"Bearer {key}"}).status_code
