@@ -1,9 +1,9 @@
 """The CPU backend whose bits do not depend on the batch: `--batch-invariant`.
 
-Every product has one fixed shape: rows go through linear and LoRA in padded tiles, attention in
-tiles of `QUERY_TILE` tokens and KV splits at absolute positions, for prefill and decode alike. So
-a position's result is a function of the base, the adapter and the tokens before it: not of its
-neighbours, the chunk borders, or its place in the batch.
+Every product has one fixed shape: rows go through linears in padded tiles, through LoRA one by
+one, and attention runs in tiles of `QUERY_TILE` tokens and KV splits at absolute positions, for
+prefill and decode alike. So a position's result is a function of the base, the adapter and the
+tokens before it: not of its neighbours, the chunk borders, or its place in the batch.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from kernels.cpu.adapter_rows import (
 from kernels.cpu.attention import AttentionPlan, TileSizes, build_plan, paged_attention
 from kernels.cpu.linear import PackedLinear, pack_linear
 from kernels.cpu.linear import linear as tile_linear
-from kernels.cpu.lora import plan_lora
+from kernels.cpu.lora import add_lora
+from kernels.cpu.lora import plan_lora_invariant as plan_lora
 from kernels.cpu.pages import gather_pages, scatter_pages
 from kernels.cpu.pointwise import add_rms_norm, rms_norm, rope_and_store_kv
 from kernels.cpu.sampling import apply_penalties, log_probs, sample
@@ -54,8 +55,8 @@ __all__ = [
 ]
 
 ROW_TILE = 16
-# An adapter mostly has one row in a step: a larger tile would be padding.
-LORA_ROW_TILE = 4
+# Of the forms beside A and B: an adapter mostly has one row in a step.
+FORM_ROW_TILE = 4
 QUERY_TILE = 4
 TILES = TileSizes(decode_rows=QUERY_TILE, prefill_rows=QUERY_TILE, kv_split=128, merge_always=True)
 
@@ -76,23 +77,6 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
     return gate / gate.neg().exp_().add_(1.0) * up
 
 
-def add_lora(y: Tensor, x: Tensor, plan: Sequence[LoraSegment], key: SiteKey) -> None:
-    for segment in plan:
-        site = segment.weights.sites.get(key)
-        if site is None:
-            continue
-        begin = segment.start
-        for tile in _row_tiles(x[segment.start : segment.end].float(), LORA_ROW_TILE):
-            end = min(begin + LORA_ROW_TILE, segment.end)
-            hidden = torch.mm(tile, site.a.t())
-            for part in site.parts:
-                (rank_begin, rank_end), (out_begin, out_end) = part.rank, part.out
-                delta = torch.mm(hidden[:, rank_begin:rank_end], part.b.t())
-                target = y[begin:end, out_begin:out_end]
-                target.copy_(target.float() + delta[: end - begin])
-            begin = end
-
-
 def add_embedding_lora(
     hidden: Tensor, input_ids: Tensor, plan: Sequence[LoraSegment], key: SiteKey
 ) -> None:
@@ -104,7 +88,7 @@ def override_linear(y: Tensor, x: Tensor, plan: Sequence[LoraSegment], key: Site
 
 
 def _multiply_in_tiles(x: Tensor, w: Tensor) -> Tensor:
-    tiles = [torch.mm(tile, w.t()) for tile in _row_tiles(x, LORA_ROW_TILE)]
+    tiles = [torch.mm(tile, w.t()) for tile in _row_tiles(x, FORM_ROW_TILE)]
     return torch.cat(tiles)[: x.shape[0]]
 
 

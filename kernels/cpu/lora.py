@@ -7,6 +7,7 @@ rows of an adapter, which is what decoding sequences bring, go through compiled 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from typing import overload
 from weakref import WeakKeyDictionary
@@ -27,12 +28,12 @@ _known_addresses: WeakKeyDictionary[LoraSites, dict[SiteKey, Table]] = WeakKeyDi
 class LoraPlan(Sequence[LoraSegment]):
     """The segments of a step; a site of the short ones also as a table for `add_rows`."""
 
-    def __init__(self, segments: Sequence[LoraSegment]) -> None:
+    def __init__(self, segments: Sequence[LoraSegment], max_loop_rows: int) -> None:
         self._segments = segments
         self.long: list[LoraSegment] = []
         self._short: list[tuple[LoraSegment, dict[SiteKey, Table]]] = []
         for segment in segments:
-            if segment.end - segment.start > MAX_LOOP_ROWS:
+            if segment.end - segment.start > max_loop_rows:
                 self.long.append(segment)
             else:
                 self._short.append((segment, _known_addresses.setdefault(segment.weights, {})))
@@ -71,19 +72,26 @@ class LoraPlan(Sequence[LoraSegment]):
 
 
 def plan_lora(segments: Sequence[LoraSegment]) -> LoraPlan:
-    return LoraPlan(segments)
+    return LoraPlan(segments, MAX_LOOP_ROWS)
+
+
+def plan_lora_invariant(segments: Sequence[LoraSegment]) -> LoraPlan:
+    """Loops for all rows: they treat each alone, so that its bits depend on no other."""
+    return LoraPlan(segments, sys.maxsize)
 
 
 def add_lora(y: Tensor, x: Tensor, plan: LoraPlan, key: SiteKey) -> None:
-    is_wide = y.dtype == torch.float32
-    by_loops = is_wide and x.is_contiguous() and y.is_contiguous()
-    if by_loops and (table := plan.short_rows(key)) is not None:
-        add_rows(y.numpy(), x.numpy(), table)
-    for segment in plan.long if by_loops else plan:
+    """For a 16-bit model products and sums are in float32, with one rounding at the end."""
+    wide_y, wide_x = y.float().contiguous(), x.float().contiguous()
+    if (table := plan.short_rows(key)) is not None:
+        add_rows(wide_y.numpy(), wide_x.numpy(), table)
+    for segment in plan.long:
         site = segment.weights.sites.get(key)
         if site is not None:
-            add = _add_to_rows if is_wide else _add_widened
-            add(y[segment.start : segment.end], x[segment.start : segment.end], site)
+            rows = slice(segment.start, segment.end)
+            _add_to_rows(wide_y[rows], wide_x[rows], site)
+    if wide_y is not y:
+        y.copy_(wide_y)
 
 
 def _add_to_rows(y: Tensor, x: Tensor, site: LoraSite) -> None:
@@ -92,10 +100,3 @@ def _add_to_rows(y: Tensor, x: Tensor, site: LoraSite) -> None:
     for part in site.parts:
         (rank_begin, rank_end), (out_begin, out_end) = part.rank, part.out
         y[:, out_begin:out_end].addmm_(hidden[:, rank_begin:rank_end], part.b.t())
-
-
-def _add_widened(y: Tensor, x: Tensor, site: LoraSite) -> None:
-    """For a 16-bit model: products and the sum in float32, one rounding at the end."""
-    wide = y.float()
-    _add_to_rows(wide, x.float(), site)
-    y.copy_(wide)
