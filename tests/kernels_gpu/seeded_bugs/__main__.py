@@ -64,7 +64,8 @@ def seeded_bugs(only: Sequence[str]) -> Iterator[tuple[str, SeededBug]]:
 
 def copy_tree(root: Path) -> None:
     """What the kernels' tests need, and nothing that would make them look elsewhere."""
-    ignore = shutil.ignore_patterns("__pycache__", "results", ".pytest_cache")
+    # Machine code that Numba keeps beside its source is good for a copy of the source too.
+    ignore = shutil.ignore_patterns("*.pyc", "results", ".pytest_cache")
     for name in COPIED:
         shutil.copytree(ROOT / name, root / name, ignore=ignore)
     shutil.copy(ROOT / "pyproject.toml", root)
