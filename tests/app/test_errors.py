@@ -45,7 +45,7 @@ async def test_wrong_method_gets_405_as_json(api: httpx.AsyncClient) -> None:
         (b'{"slug": 1}', "invalid_type", "slug"),
         (b'{"slug": "a", "is_admin": true}', "unknown_parameter", "is_admin"),
         (b'{"slug": "a", "limits": {"rpm": 1}}', "unknown_parameter", "limits.rpm"),
-        (b'{"slug": "a", "limits": {"concurrency": 0}}', "invalid_value", "limits.concurrency"),
+        (b'{"slug": "a", "limits": {"concurrency": -1}}', "invalid_value", "limits.concurrency"),
         (b'{"slug": "a", "metadata": {"k": "\\u0000"}}', "invalid_value", "metadata.k"),
     ],
 )

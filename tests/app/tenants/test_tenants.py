@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from app.auth import verify_key
+from app.auth import Principal, verify_key
 from app.context import AppContext
+from app.plans.limits import Kind
 from tests.builders.operator import Operator
 
 
@@ -21,7 +22,7 @@ async def test_tenant_is_what_was_asked_for(operator: Operator) -> None:
     assert created["id"].startswith("ten_") and created["object"] == "tenant"
     assert (created["slug"], created["external_id"]) == ("acme", "crm-42")
     assert created["metadata"] == {"plan": "gold"}
-    assert created["limits"] == {"concurrency": 3, "queue_depth": None}
+    assert created["limits"] == {"concurrency": 3}
     for reference in (created["id"], "acme"):
         assert await operator.done("GET", f"/tenants/{reference}") == created
 
@@ -80,7 +81,11 @@ async def test_limits_of_a_tenant_reach_its_principal(
 
     limited, default = [await verify_key(context, tenant.secret) for tenant in (acme, globex)]
 
-    assert (limited.concurrency_limit, limited.queue_depth_limit) == (3, 7)
+    assert limits_of(limited) == (3, 7)
     settings = context.settings
-    assert default.concurrency_limit == settings.tenant_concurrency
-    assert default.queue_depth_limit == settings.tenant_queue_depth
+    assert limits_of(default) == (settings.tenant_concurrency, settings.tenant_queue_depth)
+
+
+def limits_of(principal: Principal) -> tuple[int | None, int | None]:
+    terms = principal.terms
+    return terms.smallest(Kind.CONCURRENCY), terms.smallest(Kind.QUEUE_DEPTH)
