@@ -28,8 +28,8 @@ from tests.builders.receiver import Receiver
 from tests.builders.relay import Relay
 from tests.builders.server import serving
 from tests.builders.waiting import eventually
-from tests.faults.campaign import all_ended
 from tests.faults.clients import Clients
+from tests.faults.kills import all_ended
 from tests.faults.stack import Stack
 
 DECK = {"engine": 4, "api": 2, "worker": 3, "redis": 2, "postgres": 1}
