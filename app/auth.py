@@ -118,9 +118,7 @@ async def verify_key(context: AppContext, key: str) -> Principal:
     if not is_well_formed(key):
         raise _invalid_key()
     key_hash = hash_key(context.settings.key_pepper.get_secret_value(), key)
-    found = await context.registry.look_up(
-        ("key", key_hash), lambda: _find_key(context, key_hash)
-    )
+    found = await context.registry.look_up(("key", key_hash), lambda: _find_key(context, key_hash))
     if found is None or not hmac.compare_digest(found.key.key_hash, key_hash):
         raise _invalid_key()
     if found.key.disabled_at is not None:
