@@ -166,6 +166,7 @@ class Stack:
         self._settings = settings
         self._engine_command = engine_command
         self._num = num_engines, num_apis
+        self._redis_url = ""  # as it stays while the server is away
         self._scope = ExitStack()
         self.engines: list[Engine] = []
         self.apis: list[Api] = []
@@ -176,7 +177,8 @@ class Stack:
             scope.enter_context(nursery)
             self.valkey.start()
             scope.callback(self.valkey.stop)
-            settings = self._settings.model_copy(update={"redis_url": self.valkey.url})
+            self._redis_url = self.valkey.url
+            settings = self._settings.model_copy(update={"redis_url": self._redis_url})
             num_engines, num_apis = self._num
             for number in range(num_engines):
                 engine = Engine(nursery, self._engine_command, settings, self._folder, number)
@@ -258,7 +260,7 @@ class Stack:
     def _queue(self) -> redis.Redis:
         """Patient: others may have killed it just now."""
         patience = Retry(ConstantBackoff(0.05), retries=200)
-        return redis.Redis.from_url(self.valkey.url, protocol=2, retry=patience)
+        return redis.Redis.from_url(self._redis_url, protocol=2, retry=patience)
 
     def kill_valkey(self, absent_s: float) -> None:
         """SIGKILL; it comes back on its port, with nothing in it."""
