@@ -58,10 +58,16 @@ def test_tokens_and_logits_are_the_solo_runs(
 
 def test_a_page_that_does_not_come_back_to_its_place_shows(truth: SoloRuns, tmp_path: Path) -> None:
     config = replace(SCARCE, preemption="swap")
-    harness = EngineHarness(truth.base, tmp_path / "store", config, MisplacingRunner)
-    assert delivered(truth.run_together(harness)) != truth.tokens
-    assert harness.core.swapping.num_restored > 0
-    harness.close()
+
+    def tokens_are_true(attempt: int) -> bool:
+        store = tmp_path / f"store-{attempt}"
+        harness = EngineHarness(truth.base, store, config, MisplacingRunner)
+        delivered_tokens = delivered(truth.run_together(harness))
+        harness.close()
+        return delivered_tokens == truth.tokens
+
+    # Who is swapped out depends on when adapters are there: once in a while nobody is hurt.
+    assert not all(map(tokens_are_true, range(5)))
 
 
 def drawn_cache() -> LayeredKVCache:

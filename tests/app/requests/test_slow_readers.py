@@ -23,7 +23,7 @@ from tests.builders.waiting import until
 STALL_TIMEOUT_S = 0.5
 SMALL_BUFFER = 4096
 NUM_CHOICES = 8
-MAX_TOKENS = 200  # 300 KB of events in all: more than the buffers on the way take
+MAX_TOKENS = 400  # 600 KB of events in all: more than the buffers on the way take
 LONG = {"n": NUM_CHOICES, "stream": True}
 
 
@@ -42,8 +42,8 @@ async def url(impatient: AppContext) -> AsyncIterator[str]:
 
 @pytest.fixture
 def engine(redis_url: str) -> Iterator[StubEngine]:
-    """As fast as an API process can read."""
-    with StubEngine(redis_url, step_s=0.001) as stub:
+    """Twice as long at it as a client may stall, however slow the machine."""
+    with StubEngine(redis_url, step_s=2.5 * STALL_TIMEOUT_S / MAX_TOKENS) as stub:
         yield stub
 
 
