@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import random
 import socket
 
 from app.launcher.errors import PortInUseError
 
 LOOPBACK = "127.0.0.1"
+# Linux gives connections ports from 32768 on, unless told otherwise.
+BELOW_CONNECTIONS = (10_000, 32_768)
 
 
 def free_port() -> int:
-    """A port that was free a moment ago. Another process may take it first: be ready to retry."""
-    with socket.socket() as sock:
-        sock.bind((LOOPBACK, 0))
-        port: int = sock.getsockname()[1]
+    """A port that was free a moment ago. Another process may take it first: be ready to retry.
+
+    Not one that the system would give to a connection of its own before somebody listens on it.
+    """
+    while True:
+        port = random.randrange(*BELOW_CONNECTIONS)
+        try:
+            check_port_free(port)
+        except PortInUseError:
+            continue
         return port
 
 
