@@ -16,7 +16,7 @@ install: $(STAMP)  ## make the virtual environment and install everything into i
 demo: $(STAMP)  ## start everything with two demo tenants; serves on 127.0.0.1:8000
 	$(BIN)/tenfold demo $(ARGS)
 
-test: $(STAMP)  ## run all tests, on real servers that they start themselves
+test: $(STAMP)  ## run the tests, on real servers that they start themselves
 	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 kernels: $(STAMP) $(OLDER_TRITON)/.installed  ## prove the Triton kernels without a GPU

@@ -18,7 +18,6 @@ from sqlalchemy import exc, text
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 
 from app.errors import UnavailableError
-from app.promptly import promptly as promptly
 
 log = structlog.get_logger()
 

@@ -21,4 +21,4 @@ class StillPages:
         raise NotImplementedError  # nobody is preempted
 
     def swap_in(self, copy: Any, pages: Collection[int]) -> NoReturn:
-        raise NotImplementedError
+        raise NotImplementedError  # so nobody comes back either

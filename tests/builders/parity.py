@@ -111,6 +111,7 @@ class Parity:
                 changed[ref] = change(found)
             return changed[ref]
 
+        # The control: this engine alone is handed changed weights.
         residency.weights = weights  # type: ignore[method-assign]
 
     def prompt(self, seed: int, length: int) -> list[int]:

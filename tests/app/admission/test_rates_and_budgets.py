@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 import redis
@@ -13,6 +14,7 @@ from app.admission.headers import go_duration, ratelimit_headers
 from app.admission.messages import Figures, Prices, TenantSpend
 from app.admission.service import Admission
 from app.errors import ApiError
+from app.plans.limits import Limit
 from engine.transport import keys
 from tests.builders.admissions import admit, key_limits, make_ask, nothing_spent, tenant_limits
 
@@ -34,10 +36,10 @@ def server(redis_url: str) -> Iterator[redis.Redis]:
 
 
 async def refused(
-    admission: Admission, request_id: str, *args: object, **fields: object
+    admission: Admission, request_id: str, limits: Sequence[Limit] = (), **fields: Any
 ) -> ApiError:
     with pytest.raises(ApiError) as refusal:
-        await admit(admission, request_id, *args, **fields)  # type: ignore[arg-type]
+        await admit(admission, request_id, limits, **fields)
     assert refusal.value.status == 429
     return refusal.value
 
