@@ -24,6 +24,8 @@ class WorkerSettings(BaseSettings):
     `sweep_interval_s`: how often requests of dead API processes are looked for. `api_lost_after_s`:
     how long such a process must have been silent. `usage_export_url` takes what was used as batches
     of CloudEvents, `usage_export_token` goes with them as a bearer token.
+    `max_override_bytes` is what an adapter's whole modules and trained tokens may hold together,
+    where its tenant's plan does not say.
     """
 
     model_config = SettingsConfigDict(env_prefix="TENFOLD_", frozen=True, extra="ignore")
@@ -38,6 +40,7 @@ class WorkerSettings(BaseSettings):
     usage_export_token: SecretStr | None = None
     sweep_interval_s: float = Field(default=1.0, gt=0)
     api_lost_after_s: float = Field(default=5.0, gt=0)
+    max_override_bytes: int | None = Field(default=None, ge=0)
     health_host: str = "127.0.0.1"
     health_port: int | None = Field(default=None, ge=1, le=65535)
 
@@ -59,7 +62,6 @@ class Settings(WorkerSettings):
     On SIGTERM new connections are taken for `drain_delay_s` more, and what runs may go on for
     `drain_s`.
     `failover_timeout_s` is what a request whose engine died waits for another one.
-    `max_override_bytes` is what an adapter's whole modules and trained tokens may hold together.
     """
 
     key_pepper: SecretStr = Field(min_length=16)
@@ -73,7 +75,6 @@ class Settings(WorkerSettings):
     tenant_queue_depth: int = Field(default=32, ge=1)
     max_body_bytes: int = Field(default=4 * MEBIBYTE, ge=1024)
     max_upload_bytes: int = Field(default=256 * MEBIBYTE, ge=1024)
-    max_override_bytes: int | None = Field(default=None, ge=0)
     database_pool_size: int = Field(default=20, ge=1)
     dependency_timeout_s: float = Field(default=0.2, gt=0)
     client_stall_timeout_s: float = Field(default=30.0, gt=0)
