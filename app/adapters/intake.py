@@ -1,9 +1,10 @@
 """An upload's way in: receive, check the structure, keep the bytes, write the version down.
 
-Knows nothing of who uploads. Invariants: nothing is stored before it passed; the version's row and
-its job are one transaction, in which the bytes are in the store; equal bytes for the same adapter
-are the same version, which another upload repairs. No database connection is held while the client
-sends.
+Knows nothing of who uploads, nor of how the files came: `accept_folder` takes them from wherever
+they were put. Invariants: nothing is stored before it passed; the version's row and its job are
+one transaction, in which the bytes are in the store; equal bytes for the same adapter are the same
+version, which another upload repairs. No database connection is held while the client sends or
+while its files are checked.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ from __future__ import annotations
 import asyncio
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Protocol
 
 from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.requests import Request
@@ -30,9 +32,10 @@ from app.adapters.storage_errors import storage_errors
 from app.adapters.versions_repository import VersionRepository, lock_bytes
 from app.audit.trail import AuditTrail
 from app.context import AppContext
-from app.db import tenant_scope
+from app.db import Database, tenant_scope
 from app.errors import NotFoundError, UnprocessableError
 from app.ids import new_id
+from app.settings import WorkerSettings
 from app.tables import Adapter, AdapterVersion
 from lora.base_spec import BaseSpec
 from lora.digest import FileDigest, adapter_digest
@@ -49,37 +52,66 @@ STAGING_FOLDER = "uploads"
 STALE_STAGING_S = 86_400.0
 
 
+class IntakeContext(Protocol):
+    """What `accept_folder` needs of its process: an `AppContext` has it, and so may a worker."""
+
+    @property
+    def settings(self) -> WorkerSettings: ...
+
+    @property
+    def database(self) -> Database: ...
+
+    @property
+    def store(self) -> AdapterStore: ...
+
+    @property
+    def base(self) -> BaseSpec: ...
+
+
 async def upload_version(
     context: AppContext, tenant_id: str, reference: str, request: Request, trail: AuditTrail
 ) -> AdapterVersion:
+    """A multipart body's files as a version: see `accept_folder`."""
+    async with context.database.session() as session:
+        await tenant_scope(session, tenant_id)
+        adapter = await find_adapter(session, tenant_id, reference)
+    with staging(context.settings.data_dir) as folder:
+        with storage_errors():
+            files = await receive_files(request, folder, context.settings.max_upload_bytes)
+        return await accept_folder(context, tenant_id, adapter.id, folder, files, trail)
+
+
+async def accept_folder(
+    context: IntakeContext,
+    tenant_id: str,
+    adapter_reference: str,
+    folder: Path,
+    files: Mapping[str, FileDigest],
+    trail: AuditTrail,
+) -> AdapterVersion:
     """A new version in state `verifying`, or the existing one with these bytes.
 
-    Another upload puts the bytes back where the store lost or damaged them, and a rejected
-    version is `verifying` again.
+    The way in of every upload, import and completed session. `folder` holds the received files by
+    their accepted names, `files` what was received, by the same names: `CONFIG_FILE` and
+    `WEIGHTS_FILE`. The folder stays the caller's, who removes it. Sending the same bytes again puts
+    them back where the store lost or damaged them, and a rejected version is `verifying` again.
 
     Raises NotFoundError, UnavailableError where the bytes cannot be kept, or the refusal of the
     upload as an ApiError with a report.
     """
     async with context.database.session() as session:
         await tenant_scope(session, tenant_id)
-        adapter = await find_adapter(session, tenant_id, reference)
-    with _staging(context.settings.data_dir) as folder:
-        with storage_errors():
-            files = await receive_files(request, folder, context.settings.max_upload_bytes)
-        digest = adapter_digest(files.values())
-        limits = replace(DEFAULT_LIMITS, max_override_bytes=context.settings.max_override_bytes)
-        manifest = await asyncio.to_thread(
-            check_upload, folder, files, context.base, limits, digest
+        adapter = await find_adapter(session, tenant_id, adapter_reference)
+    digest = adapter_digest(files.values())
+    limits = replace(DEFAULT_LIMITS, max_override_bytes=context.settings.max_override_bytes)
+    manifest = await asyncio.to_thread(check_upload, folder, files, context.base, limits, digest)
+    async with context.database.session() as session:
+        await tenant_scope(session, tenant_id)
+        version, action = await _accept(
+            session, context.store, adapter, digest, list(files.values()), manifest, folder
         )
-        async with context.database.session() as session:
-            await tenant_scope(session, tenant_id)
-            version, action = await _accept(
-                session, context.store, adapter, digest, list(files.values()), manifest, folder
-            )
-            await trail.record(
-                session, tenant_id, action, version.id, after=describe_version(version)
-            )
-            await session.commit()
+        await trail.record(session, tenant_id, action, version.id, after=describe_version(version))
+        await session.commit()
     return version
 
 
@@ -133,7 +165,7 @@ async def _accept(
 
 def check_upload(
     folder: Path,
-    files: dict[str, FileDigest],
+    files: Mapping[str, FileDigest],
     base: BaseSpec,
     limits: ManifestLimits,
     digest: str,
@@ -162,11 +194,11 @@ def sweep_staging(data_dir: Path, now_s: float) -> None:
 
 
 @contextmanager
-def _staging(data_dir: Path) -> Iterator[Path]:
-    """A folder of this upload's own, gone when it ends."""
+def staging(data_dir: Path) -> Iterator[Path]:
+    """A folder of one upload's own, gone when it ends."""
     parent = data_dir / STAGING_FOLDER
     with storage_errors():
         parent.mkdir(parents=True, exist_ok=True)
-        staging = tempfile.TemporaryDirectory(dir=parent)
-    with staging as folder:
+        made = tempfile.TemporaryDirectory(dir=parent)
+    with made as folder:
         yield Path(folder)
