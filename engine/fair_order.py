@@ -130,6 +130,14 @@ class FairOrder:
         tenant = self._tenants.get(tenant_id)
         return tenant.counter if tenant is not None else self._level
 
+    def spread(self) -> float:
+        """By how much the most-served of those who wait is ahead of the least-served; any thread.
+
+        In prompt tokens over weight.
+        """
+        counters = [each.counter for each in list(self._waiting.values()) if each.is_lifted]
+        return max(counters) - min(counters) if counters else 0.0
+
     def turn(self, sequence: Sequence) -> tuple[float, int]:
         """The lower, the sooner."""
         return (self.service(sequence.request.tenant_id), sequence.arrival)

@@ -47,6 +47,7 @@ class PrefixCache:
         self._under_way: dict[bytes, Hashable] = {}
         self.num_query_tokens = 0
         self.num_hit_tokens = 0
+        self.num_evictions = 0
 
     def match(self, keys: Iterable[bytes]) -> list[int]:
         """The pages of the longest beginning of `keys` that is here."""
@@ -112,6 +113,7 @@ class PrefixCache:
         block = self._by_page[page]
         self._warm(block)
         self.forget([page])
+        self.num_evictions += 1
         self._pool.free_cold([page])
 
     def num_cold_by_tenant(self) -> dict[CacheTenant, int]:

@@ -101,6 +101,12 @@ class Residency:
         """Adapters that were asked of the loader."""
         self.num_kept_installs = 0
         """Adapters that got pages and did not have to be read for it."""
+        self.num_failed_loads = 0
+        self.load_s = 0.0
+        """What reading, checking and converting adapters took, all together."""
+        self.num_evictions = 0
+        self.num_pages = 0
+        """Of the adapters in the pool."""
 
     def request(self, ref: AdapterRef) -> None:
         """See to it that `ref` is here, or on its way as soon as there is room. Never blocks."""
@@ -133,9 +139,11 @@ class Residency:
         key = adapter_key(result.ref)
         entry = self._entries[key]
         if result.weights is None:
+            self.num_failed_loads += 1
             del self._entries[key]
             return
         if result.seconds is not None:
+            self.load_s += result.seconds
             self._speeds.observe_load(result.weights.num_bytes, result.seconds)
         entry.host = result.weights
         entry.state = State.LOADED
@@ -162,6 +170,8 @@ class Residency:
         assert entry.state is State.READY and entry.num_holders == 0, "evicted in use"
         self._ready = None
         self._ageing.left(entry.priority)
+        self.num_evictions += 1
+        self.num_pages -= len(entry.pages)
         self._pool.free_cold(self._pool.release(entry.pages, adapter_key(ref)))
         with self._watch:
             self._forget(entry)
@@ -213,6 +223,10 @@ class Residency:
             ready = (key for key, each in self._entries.items() if each.state is State.READY)
             self._ready = frozenset(ready)
         return self._ready
+
+    def num_by_state(self) -> Counter[State]:
+        """How many adapters are in each state; from any thread."""
+        return Counter(entry.state for entry in list(self._entries.values()))
 
     def owners(self) -> Iterator[tuple[AdapterKey, list[int]]]:
         """Who owns which pages, for `PagePool.check_integrity`."""
@@ -266,6 +280,7 @@ class Residency:
         assert entry.host is not None, "acquire before it was loaded"
         key, host = adapter_key(entry.ref), entry.host
         entry.pages = self._pool.allocate(self._num_pages(entry), key)
+        self.num_pages += len(entry.pages)
         entry.weights = host.install(entry.pages)
         entry.host = None if host.is_copied else host
         self.num_kept_installs += entry.state is State.KEPT

@@ -96,6 +96,11 @@ class Scheduler:
         return len(self._running)
 
     @property
+    def service_spread(self) -> float:
+        """How far from fair the order of those who wait is: `FairOrder.spread`."""
+        return self._waiting.spread()
+
+    @property
     def num_available_pages(self) -> int:
         """Free now, or as soon as they are wanted."""
         return self._holdings.room.num_available_pages

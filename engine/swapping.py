@@ -194,6 +194,11 @@ class Swapping:
         return bool(self._transits)
 
     @property
+    def num_on_host(self) -> int:
+        """Sequences whose pages wait on the host, or are on their way there."""
+        return len(self._saved)
+
+    @property
     def num_leaving_pages(self) -> int:
         """Pages that are free as soon as the copies under way are done."""
         pages = (page for transit in self._transits for page in transit.pages)
