@@ -26,6 +26,7 @@ from sqlalchemy import (
     false,
     func,
     text,
+    true,
 )
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
@@ -132,9 +133,10 @@ class Adapter(Table):
 
 
 class AdapterVersion(Table):
-    """Immutable but for its state: verifying -> active | rejected, and any -> deleted.
+    """Immutable but for its state (`app.adapters.states`) and how long it will be served.
 
-    Its bytes sent again take a version from rejected to verifying.
+    `shutdown_on`: the first day on which a deprecated version is not served any more. `activates`:
+    it is to be active as soon as it has passed.
     """
 
     __tablename__ = "adapter_versions"
@@ -144,13 +146,17 @@ class AdapterVersion(Table):
         ),
         UniqueConstraint("adapter_id", "number"),
         UniqueConstraint("id", "adapter_id", "tenant_id"),
-        CheckConstraint("state IN ('verifying', 'active', 'rejected', 'deleted')", name="state"),
+        CheckConstraint(
+            "state IN ('verifying', 'validated', 'active', 'deprecated', 'archived', 'rejected',"
+            " 'deleting', 'deleted')",
+            name="state",
+        ),
         Index(
             "uq_adapter_versions_live_digest",
             "adapter_id",
             "digest",
             unique=True,
-            postgresql_where=text("state <> 'deleted'"),
+            postgresql_where=text("state NOT IN ('deleting', 'deleted')"),
         ),
         Index("ix_adapter_versions_locator", "locator"),
     )
@@ -168,10 +174,16 @@ class AdapterVersion(Table):
     report: Mapped[dict[str, Any]]
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
     activated_at: Mapped[datetime | None]
+    shutdown_on: Mapped[date | None]
+    activates: Mapped[bool] = mapped_column(server_default=true())
 
 
 class AdapterAlias(Table):
-    """A moving name of one version of the same adapter."""
+    """A moving name of one version of the same adapter, or of several by weight.
+
+    `version_id` is the one with the greatest weight; all of them: `app.adapters.tables`.
+    `sticky_by`: the field of a request whose value decides which it means; None: chance.
+    """
 
     __tablename__ = "adapter_aliases"
     __table_args__ = (
@@ -189,6 +201,7 @@ class AdapterAlias(Table):
     tenant_id: Mapped[str]
     version_id: Mapped[str] = mapped_column(index=True)
     updated_at: Mapped[datetime] = mapped_column(server_default=func.now(), onupdate=func.now())
+    sticky_by: Mapped[str | None]
 
 
 class AdapterJob(Table):

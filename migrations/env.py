@@ -14,20 +14,20 @@ from alembic import context
 from sqlalchemy import Connection, NullPool
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from app.tables import Table
+from app.all_tables import METADATA
 
 LOCK_TIMEOUT = "5s"
 ADVISORY_LOCK = 0x7E4F01D  # any number that nobody else locks in this database
 
 
 def run_offline() -> None:
-    context.configure(dialect_name="postgresql", target_metadata=Table.metadata, literal_binds=True)
+    context.configure(dialect_name="postgresql", target_metadata=METADATA, literal_binds=True)
     with context.begin_transaction():
         context.run_migrations()
 
 
 def run_on(connection: Connection) -> None:
-    context.configure(connection=connection, target_metadata=Table.metadata, compare_type=True)
+    context.configure(connection=connection, target_metadata=METADATA, compare_type=True)
     with context.begin_transaction():
         # Before the time-out: whoever migrates at this moment may need longer than that.
         connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({ADVISORY_LOCK})")

@@ -10,8 +10,8 @@ from alembic import command
 from alembic.util import CommandError
 from sqlalchemy import make_url
 
+from app.all_tables import METADATA
 from app.migrate import alembic_config, migrate
-from app.tables import Table
 from tests.fixtures.servers import TestDatabase
 
 
@@ -38,7 +38,7 @@ def test_schema_goes_up_down_and_up(empty_database: TestDatabase) -> None:
 
 
 async def test_downgrade_leaves_no_table(database: TestDatabase) -> None:
-    assert await table_names(database.owner_url) == set(Table.metadata.tables)
+    assert await table_names(database.owner_url) == set(METADATA.tables)
 
     config = alembic_config(database.owner_url)
     await asyncio.to_thread(command.downgrade, config, "base")
@@ -69,7 +69,7 @@ async def test_every_table_forces_row_level_security(database: TestDatabase) -> 
     )
     await connection.close()
 
-    assert {row["relname"] for row in rows} == set(Table.metadata.tables)
+    assert {row["relname"] for row in rows} == set(METADATA.tables)
     assert all(row["relrowsecurity"] and row["relforcerowsecurity"] for row in rows)
 
 

@@ -1,0 +1,15 @@
+"""Every table of the registry, whichever domain has it: what migrations are compared with.
+
+Knows nothing of columns. Invariant: a table that is not imported here does not exist for Alembic,
+and the test of the migrations says so.
+"""
+
+from __future__ import annotations
+
+import app.adapters.tables
+import app.rollouts.tables
+import app.tables
+
+METADATA = app.tables.Table.metadata
+
+__all__ = ["METADATA"]
