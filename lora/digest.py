@@ -30,10 +30,14 @@ class FileDigest:
 
 
 def adapter_digest(files: Iterable[FileDigest]) -> str:
-    """`sha256:<64 hex>` over the canonical JSON of the sorted [name, bytes, sha256] rows."""
+    """`sha256:<64 hex>` over `canonical_rows`."""
+    return f"sha256:{hashlib.sha256(canonical_rows(files)).hexdigest()}"
+
+
+def canonical_rows(files: Iterable[FileDigest]) -> bytes:
+    """The canonical JSON of the sorted [name, bytes, sha256] rows: what a digest is over."""
     rows = sorted([file.name, file.num_bytes, file.sha256] for file in files)
-    canonical = json.dumps(rows, separators=(",", ":")).encode()
-    return f"sha256:{hashlib.sha256(canonical).hexdigest()}"
+    return json.dumps(rows, separators=(",", ":")).encode()
 
 
 def hash_file(path: Path, name: str | None = None) -> FileDigest:

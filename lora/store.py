@@ -52,7 +52,7 @@ class AdapterStore(Protocol):
     def put(self, tenant_id: str, digest: str, files: Mapping[str, Path]) -> str:
         """Keep `files` (name in the adapter -> where it lies now); return the locator.
 
-        Atomic and idempotent; what is there already is read, and replaced where it is damaged.
+        Atomic and idempotent; what is there already is replaced where it is damaged.
         Raises AdapterCorruptError where the bytes are not `digest`'s.
         """
         ...
@@ -78,9 +78,8 @@ class LocalAdapterStore:
 
     def put(self, tenant_id: str, digest: str, files: Mapping[str, Path]) -> str:
         locator = locator_of(tenant_id, digest)
-        if not {CONFIG_FILE, WEIGHTS_FILE} <= files.keys() <= ADAPTER_FILES:
-            raise ValueError(f"an adapter does not consist of {sorted(files)}")
-        target = self._folder(locator)
+        check_files(files)
+        target = folder_of(self._root, locator)
         if _holds(target, digest):
             return locator
         with self._staging() as staging:
@@ -96,23 +95,17 @@ class LocalAdapterStore:
         return locator
 
     def fetch(self, locator: str, *, anew: bool = False) -> Path:
-        folder = self._folder(locator)
-        if not _is_complete(folder):
+        folder = folder_of(self._root, locator)
+        if not is_complete(folder):
             if not self._root.is_dir():
                 raise StoreUnavailableError(f"{self._root} is not there")
             raise AdapterMissingError(f"no adapter at {locator}")
         return folder
 
     def delete(self, locator: str) -> None:
-        folder = self._folder(locator)
+        folder = folder_of(self._root, locator)
         with self._staging() as staging:
             _move_aside(folder, Path(staging) / "deleted")
-
-    def _folder(self, locator: str) -> Path:
-        match = _LOCATOR.fullmatch(locator)
-        if match is None:
-            raise AdapterMissingError("not a locator")
-        return self._root / match[1] / match[2]
 
     def _staging(self) -> tempfile.TemporaryDirectory[str]:
         """A scratch folder on the store's own file system, so that a rename is atomic."""
@@ -129,6 +122,25 @@ def locator_of(tenant_id: str, digest: str) -> str:
     return f"{tenant_id}/{match[1]}"
 
 
+def split_locator(locator: str) -> tuple[str, str]:
+    """The inverse: (tenant_id, digest hex). Raises AdapterMissingError for what is no locator."""
+    match = _LOCATOR.fullmatch(locator)
+    if match is None:
+        raise AdapterMissingError("not a locator")
+    return match[1], match[2]
+
+
+def folder_of(root: Path, locator: str) -> Path:
+    """Where an adapter lies in a folder of adapters. Raises AdapterMissingError."""
+    return root.joinpath(*split_locator(locator))
+
+
+def check_files(files: Mapping[str, object]) -> None:
+    """Raises ValueError where these are not the names of an adapter's files."""
+    if not {CONFIG_FILE, WEIGHTS_FILE} <= files.keys() <= ADAPTER_FILES:
+        raise ValueError(f"an adapter does not consist of {sorted(files)}")
+
+
 def open_store(url_or_path: str) -> AdapterStore:
     """The store that `url_or_path` names: a folder's path or `file://` URL.
 
@@ -143,7 +155,8 @@ def open_store(url_or_path: str) -> AdapterStore:
     raise ValueError(f"adapter store {url_or_path!r}: only a folder or a file:/// URL is supported")
 
 
-def _is_complete(folder: Path) -> bool:
+def is_complete(folder: Path) -> bool:
+    """Whether a folder has what no adapter is without."""
     return (folder / CONFIG_FILE).is_file() and (folder / WEIGHTS_FILE).is_file()
 
 

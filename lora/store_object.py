@@ -1,0 +1,143 @@
+"""An `AdapterStore` in a bucket: S3, Google Cloud Storage, Azure, or what speaks as one of them.
+
+    <prefix>/<tenant_id>/<digest hex>/<file>
+    <prefix>/<tenant_id>/<digest hex>/index.json    the rows that the digest is over, written last
+
+Knows nothing of what an adapter contains. Invariants: the index's own SHA-256 *is* the digest, so
+that whoever changes one byte of it, or of a file that it names, is found out on the next download;
+an adapter without its index is not there, so that half an adapter never is; what is deleted from
+the bucket is served from no local copy while the bucket can be asked.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import obstore
+from obstore.exceptions import BaseError
+
+from lora.digest import CHUNK_BYTES, FileDigest, adapter_digest, canonical_rows, hash_file
+from lora.store import (
+    ADAPTER_FILES,
+    AdapterCorruptError,
+    AdapterMissingError,
+    StoreUnavailableError,
+    check_files,
+    locator_of,
+    split_locator,
+)
+from lora.store_cache import StoreCache
+
+if TYPE_CHECKING:  # the library has this name for type checkers only
+    from obstore.store import ObjectStore
+
+INDEX_FILE = "index.json"
+PART_BYTES = 8 << 20  # of a multipart upload; S3 takes none below 5 MiB
+MAX_PARTS_AT_ONCE = 2  # all that one `put` holds in memory
+
+
+class ObjectAdapterStore:
+    """Downloads are kept in `cache`; whoever loads one checks it, and asks for it `anew`."""
+
+    def __init__(self, objects: ObjectStore, cache: StoreCache) -> None:
+        self._objects = objects
+        self._cache = cache
+
+    def put(self, tenant_id: str, digest: str, files: Mapping[str, Path]) -> str:
+        """Writes all objects anew, which repairs what was damaged; readers see the same bytes."""
+        locator = locator_of(tenant_id, digest)
+        check_files(files)
+        rows = [hash_file(path, name) for name, path in files.items()]
+        if (found := adapter_digest(rows)) != digest:
+            raise AdapterCorruptError(f"files of {digest} hash to {found}")
+        with _store_errors():
+            for name, path in files.items():
+                obstore.put(
+                    self._objects,
+                    f"{locator}/{name}",
+                    path,
+                    chunk_size=PART_BYTES,
+                    max_concurrency=MAX_PARTS_AT_ONCE,
+                )
+            obstore.put(self._objects, f"{locator}/{INDEX_FILE}", canonical_rows(rows))
+        return locator
+
+    def fetch(self, locator: str, *, anew: bool = False) -> Path:
+        split_locator(locator)
+        kept = None if anew else self._cache.find(locator)
+        try:
+            index = self._read_index(locator)
+        except AdapterMissingError:
+            self._cache.drop(locator)
+            raise
+        except StoreUnavailableError:
+            if kept is None:
+                raise
+            return kept  # whoever loads it checks its digest all the same
+        return kept or self._download(locator, index)
+
+    def delete(self, locator: str) -> None:
+        """The index first: from then on the adapter is not there."""
+        split_locator(locator)
+        with _store_errors():
+            for name in (INDEX_FILE, *sorted(ADAPTER_FILES)):
+                with suppress(FileNotFoundError):
+                    obstore.delete(self._objects, f"{locator}/{name}")
+        self._cache.drop(locator)
+
+    def _read_index(self, locator: str) -> bytes:
+        with _store_errors():
+            try:
+                return bytes(obstore.get(self._objects, f"{locator}/{INDEX_FILE}").bytes())
+            except FileNotFoundError as error:
+                raise AdapterMissingError(f"no adapter at {locator}") from error
+
+    def _download(self, locator: str, index: bytes) -> Path:
+        rows = read_index(index, locator)
+        with _store_errors(), self._cache.staging() as folder:
+            for row in rows:
+                self._download_file(locator, row, folder / row.name)
+            return self._cache.keep(locator, folder)
+
+    def _download_file(self, locator: str, row: FileDigest, target: Path) -> None:
+        sha256 = hashlib.sha256()
+        num_bytes = 0
+        try:
+            found = obstore.get(self._objects, f"{locator}/{row.name}")
+        except FileNotFoundError as error:
+            raise AdapterMissingError(f"{row.name} of {locator} is gone") from error
+        with target.open("xb") as sink:
+            for chunk in found.stream(min_chunk_size=CHUNK_BYTES):
+                num_bytes += len(chunk)
+                if num_bytes > row.num_bytes:
+                    break  # a bucket's object may have grown, and our disk has an end
+                sha256.update(chunk)
+                sink.write(chunk)
+        if (num_bytes, sha256.hexdigest()) != (row.num_bytes, row.sha256):
+            raise AdapterCorruptError(f"{row.name} of {locator} is not what was put there")
+
+
+def read_index(index: bytes, locator: str) -> list[FileDigest]:
+    """The files of the adapter at `locator`. Raises AdapterCorruptError."""
+    _, digest_hex = split_locator(locator)
+    if hashlib.sha256(index).hexdigest() != digest_hex:
+        raise AdapterCorruptError(f"the index of {locator} is damaged")
+    rows = [FileDigest(*row) for row in json.loads(index)]
+    check_files({row.name: Path() for row in rows})
+    return rows
+
+
+@contextmanager
+def _store_errors() -> Iterator[None]:
+    """What the bucket's client says, and our own disk, as an error of the store."""
+    try:
+        yield
+    except BaseError as error:
+        raise StoreUnavailableError(f"object store: {type(error).__name__}") from error
+    except OSError as error:
+        raise StoreUnavailableError(f"object store: {error.strerror or error}") from error
