@@ -37,6 +37,7 @@ def build(options: Namespace) -> EngineLoop:
         max_num_seqs=options.max_num_seqs,
         max_num_batched_tokens=options.max_num_batched_tokens,
         debug_poison_pages=True,
+        drain_s=options.drain_s,
     )
     config = config.with_pool_bytes(options.num_pages * config.page_bytes(base))
     clock = RealClock()
@@ -71,6 +72,7 @@ def parse(arguments: Sequence[str] | None = None) -> Namespace:
     parser.add_argument("--block-size", type=int, default=16)
     parser.add_argument("--max-num-seqs", type=int, default=32)
     parser.add_argument("--max-num-batched-tokens", type=int, default=128)
+    parser.add_argument("--drain-s", type=float, default=8.0, help="for what runs, at a signal")
     return parser.parse_args(arguments)
 
 
@@ -78,7 +80,7 @@ def main() -> None:
     options = parse()
     loop = build(options)
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: loop.stop())
+        signal.signal(number, lambda *_: loop.stop() if loop.is_draining else loop.drain())
     log.info("engine_ready", engine_id=options.engine_id, cpu_ms=round(time.process_time() * 1e3))
     loop.run()
     log.info("engine_stopped", engine_id=options.engine_id)
