@@ -13,14 +13,13 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from queue import Empty, Full, Queue, SimpleQueue
 
 import structlog
 
-from engine.block_keys import BlockKeys
 from engine.config import EngineConfig
 from engine.core import EngineCore
+from engine.loop_items import Arrival, Ended, Snapshot, Tick
 from engine.messages import (
     API_LOST,
     Abort,
@@ -30,6 +29,7 @@ from engine.messages import (
     OutputBatch,
     TokenOutput,
 )
+from engine.meters import Observers
 from engine.residency import AdapterKey
 from engine.transport.errors import QueueUnavailableError
 from engine.transport.server import HEARTBEAT_INTERVAL_S, EngineStatus, EngineTransport
@@ -46,39 +46,6 @@ BUSY_WAIT_S = 0.1
 RETRY_WAIT_S = 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """An aborted request, for the publisher: its last count goes out after its last tokens."""
-
-    abort: Abort
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Arrival:
-    """A leased request; its blocks are hashed before the step loop sees it."""
-
-    request: EngineRequest
-    block_keys: BlockKeys | None
-
-
-class Tick:
-    """Something changed for the core: an adapter arrived, or it is time to stop."""
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """What other threads may know of the core: replaced as a whole after each step."""
-
-    num_sequences: int = 0
-    num_running: int = 0
-    num_loading: int = 0
-    num_free_pages: int = 0
-    num_steps: int = 0
-    max_loading_us: int = 0
-    adapters: frozenset[AdapterKey] = frozenset()
-
-
 class EngineLoop:
     """Runs `core` against `transport` until `stop`, or until a `drain` is over."""
 
@@ -90,13 +57,18 @@ class EngineLoop:
         *,
         on_hang: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
+        observers: Observers | None = None,
     ) -> None:
-        """on_hang: called by a thread of its own when a step does not end; it should not return."""
+        """on_hang: called by a thread of its own when a step does not end; it should not return.
+
+        observers: told what passes through, each by the thread that it passes through.
+        """
         self._core = core
         self._transport = transport
         self._config = config
         self._on_hang = on_hang
         self._clock = clock
+        self._observers = observers or Observers()
         self._inbox: SimpleQueue[Arrival | Abort | Ended | Tick] = SimpleQueue()
         self._outbox: Queue[Mapping[str, OutputBatch] | Ended | None] = Queue(MAX_UNPUBLISHED_STEPS)
         self._stopping = threading.Event()
@@ -115,6 +87,16 @@ class EngineLoop:
     def wake(self) -> None:
         """From any thread: let the core look again (an adapter has been loaded)."""
         self._inbox.put(Tick())
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """The core as of its last step; from any thread."""
+        return self._snapshot
+
+    @property
+    def num_unpublished(self) -> int:
+        """Steps that wait for the publisher."""
+        return self._outbox.qsize()
 
     @property
     def is_draining(self) -> bool:
@@ -160,7 +142,7 @@ class EngineLoop:
         while not self._is_over():
             self._drain_inbox(wait=not can_progress)
             with self._watchdog.step():
-                batches = self._core.step()
+                batches = self._step()
             self._account(batches)
             can_progress = self._core.has_runnable
         self._stopping.set()
@@ -171,6 +153,15 @@ class EngineLoop:
         self._transport.close()
         if self._failed_thread is not None:
             raise RuntimeError(f"the {self._failed_thread} thread failed")
+
+    def _step(self) -> Mapping[str, OutputBatch]:
+        """A step of the core; observers hear how long it took, if the model did anything."""
+        core, started_at = self._core, self._clock()
+        num_steps = core.num_steps
+        batches = core.step()
+        if core.num_steps != num_steps:
+            self._observers.stepped(self._clock() - started_at)
+        return batches
 
     def _is_over(self) -> bool:
         if self._stopping.is_set() or not self._draining.is_set():
@@ -320,6 +311,7 @@ class EngineLoop:
             with self._counting:
                 self._num_leased += len(requests)
             for request in requests:
+                self._observers.leased(request)
                 free_pages -= len(request.prompt_token_ids) // config.block_size + 1
                 self._inbox.put(Arrival(request, self._core.block_keys(request)))
             free_pages = max(0, free_pages)
@@ -334,8 +326,11 @@ class EngineLoop:
         """Ends only when everything is out, or the transport was closed."""
         while (item := self._outbox.get()) is not None:
             if isinstance(item, Ended):
+                self._observers.ended(item.abort.request_id, item.reason)
                 is_out = self._transport.publish_end(item.abort, item.reason)
             else:
+                for batch in item.values():
+                    self._observers.published(batch.outputs)
                 is_out = self._transport.publish(item)
             if not is_out:
                 return

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Protocol
 
@@ -31,11 +31,34 @@ class LoopObserver(Protocol):
     def stepped(self, seconds: float) -> None:
         """A step is over; on the step loop."""
 
-    def published(self, outputs: Iterable[TokenOutput]) -> None:
+    def published(self, outputs: Sequence[TokenOutput]) -> None:
         """These outputs are on their way to the API; on the publisher's thread."""
 
     def ended(self, request_id: str, reason: str) -> None:
         """A request was aborted here; on the publisher's thread."""
+
+
+class Observers:
+    """Several as one, in order; without any it does nothing."""
+
+    def __init__(self, *observers: LoopObserver) -> None:
+        self._observers = observers
+
+    def leased(self, request: EngineRequest) -> None:
+        for observer in self._observers:
+            observer.leased(request)
+
+    def stepped(self, seconds: float) -> None:
+        for observer in self._observers:
+            observer.stepped(seconds)
+
+    def published(self, outputs: Sequence[TokenOutput]) -> None:
+        for observer in self._observers:
+            observer.published(outputs)
+
+    def ended(self, request_id: str, reason: str) -> None:
+        for observer in self._observers:
+            observer.ended(request_id, reason)
 
 
 class Histogram:
@@ -77,7 +100,7 @@ class EngineMeters:
     def stepped(self, seconds: float) -> None:
         self.step_s.observe(seconds)
 
-    def published(self, outputs: Iterable[TokenOutput]) -> None:
+    def published(self, outputs: Sequence[TokenOutput]) -> None:
         for output in outputs:
             self.num_generated_tokens += len(output.token_ids)
             if output.finish_reason is not None:
