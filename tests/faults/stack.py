@@ -70,10 +70,18 @@ class Service:
 class Api(Service):
     """One API process after the other, on the same ports."""
 
-    def __init__(self, nursery: Nursery, settings: Settings, folder: Path, name: str) -> None:
+    def __init__(
+        self,
+        nursery: Nursery,
+        settings: Settings,
+        folder: Path,
+        name: str,
+        options: Mapping[str, str],
+    ) -> None:
         self._port, self._admin_port = free_port(), free_port()
         ports = {"TENFOLD_PORT": str(self._port), "TENFOLD_ADMIN_PORT": str(self._admin_port)}
-        super().__init__(nursery, "app.serve", settings, folder / f"{name}.log", ports | PATIENCE)
+        told = ports | PATIENCE | options
+        super().__init__(nursery, "app.serve", settings, folder / f"{name}.log", told)
 
     @property
     def url(self) -> str:
@@ -155,10 +163,12 @@ class Stack:
         num_engines: int,
         num_apis: int = 1,
         worker_options: Mapping[str, str] | None = None,
+        api_options: Mapping[str, str] | None = None,
     ) -> None:
-        """worker_options: its environment, besides the settings."""
+        """worker_options, api_options: their environment, besides the settings."""
         folder.mkdir()
         self._worker_options = WORKER | dict(worker_options or {})
+        self._api_options = dict(api_options or {})
         self.valkey = ValkeyServer(
             folder / "valkey", password="of-the-faults", durable=False, port=free_port()
         )
@@ -190,7 +200,7 @@ class Stack:
             scope.callback(self.worker.close)
             self.worker.launch()
             for number in range(num_apis):
-                api = Api(nursery, settings, self._folder, f"api-{number}")
+                api = Api(nursery, settings, self._folder, f"api-{number}", self._api_options)
                 self.apis.append(api)
                 scope.callback(api.close)
                 api.launch()
