@@ -7,8 +7,10 @@ and the test of the migrations says so.
 from __future__ import annotations
 
 import app.adapters.tables
+import app.imports.tables
 import app.rollouts.tables
 import app.tables
+import app.uploads.tables
 
 METADATA = app.tables.Table.metadata
 

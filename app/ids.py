@@ -10,7 +10,7 @@ import secrets
 import time
 from typing import Literal
 
-Prefix = Literal["ten", "key", "adp", "ver", "job", "req", "aud", "pln", "prc"]
+Prefix = Literal["ten", "key", "adp", "ver", "job", "req", "aud", "pln", "prc", "upl", "imp"]
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford's base 32, lower case
 _TIME_BITS = 48

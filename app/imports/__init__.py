@@ -1,0 +1,1 @@
+"""Adapters that a worker fetches from where they are published."""

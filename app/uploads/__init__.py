@@ -1,0 +1,1 @@
+"""Uploads in parts, which go on where they stopped."""
