@@ -82,7 +82,11 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Engines that died with it in flight; whoever leases it again counts."""
     weight: Annotated[float, msgspec.Meta(gt=0)] = 1.0
     """Of its tenant: with twice the weight goes twice the service."""
+    reserved_share: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
+    """Of all service, its tenant's at least while it has something that waits."""
     service_tier: ServiceTier = ServiceTier.DEFAULT
+    traceparent: str | None = None
+    """Of the span that it belongs to (W3C Trace Context); None where it is not traced."""
 
 
 class EngineError(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,7 +5,6 @@ The only place of the engine that reads the environment, apart from `engine/__ma
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import socket
@@ -33,10 +32,15 @@ from engine.config import (
 )
 from engine.core import EngineCore
 from engine.device import has_cuda
+from engine.event_log import configure_logging
 from engine.health import EngineHealth, HealthServer
 from engine.loop import EngineLoop
 from engine.memory_split import split_memory
+from engine.meters import EngineMeters, Observers
+from engine.metrics import EngineMetrics
+from engine.request_tracer import RequestTracer
 from engine.runners import open_runner
+from engine.tracing import ENDPOINT, TracingMissingError, open_tracing
 from engine.transport.server import EngineTransport
 from lora.base_spec import BaseSpec
 from lora.store import open_store
@@ -177,12 +181,17 @@ def serve(
     secret = os.environ.get(QUEUE_SECRET, "")  # no option: argument lists are for all to see
     if not secret:
         raise typer.BadParameter("the same as the API's and the worker's", param_hint=QUEUE_SECRET)
-    configure_logging()
-    health = EngineHealth()
-    if health_port is not None:
-        HealthServer(health_host, health_port, health)
-    torch.set_num_threads(threads or default_threads())
     name = engine_id or f"{socket.gethostname()}-{os.getpid()}"
+    configure_logging("engine", engine_id=name)
+    try:
+        tracing = open_tracing("engine", os.environ.get(ENDPOINT))
+    except TracingMissingError as error:
+        raise typer.BadParameter(str(error), param_hint=ENDPOINT) from error
+    health, meters = EngineHealth(), EngineMeters()
+    metrics = EngineMetrics(health, meters)
+    if health_port is not None:
+        HealthServer(health_host, health_port, health, metrics.pages)
+    torch.set_num_threads(threads or default_threads())
     chosen = choose_device(device, has_cuda=has_cuda())
     config = EngineConfig(
         device=chosen,
@@ -205,7 +214,6 @@ def serve(
     base = BaseSpec.from_folder(model, model_id)
     log.info(
         "engine_starting",
-        engine_id=name,
         model=base.model_id,
         device=config.device,
         dtype=config.dtype,
@@ -221,7 +229,13 @@ def serve(
     )
     core = EngineCore(config, base, runner, loader, name)
     transport = EngineTransport(redis_url, name, secret=secret)
-    loop = EngineLoop(core, transport, config, on_hang=lambda: os._exit(HUNG_EXIT_CODE))
+    loop = EngineLoop(
+        core,
+        transport,
+        config,
+        on_hang=lambda: os._exit(HUNG_EXIT_CODE),
+        observers=Observers(meters, RequestTracer(tracing.tracer, name, base.model_id)),
+    )
     end_on_signals(loop)
     split = split_memory(config, base)
     log.info(
@@ -230,10 +244,12 @@ def serve(
         **asdict(split),
         threads=torch.get_num_threads(),
     )
+    metrics.watch(core, loop, config, base.model_id)
     health.watch(loop)
     loop.run()
     loader.close()
-    log.info("engine_stopped", engine_id=name)
+    tracing.close()
+    log.info("engine_stopped")
 
 
 def read_shared_prefixes(path: Path | None) -> tuple[tuple[int, ...], ...]:
@@ -256,18 +272,6 @@ def end_on_signals(loop: EngineLoop) -> None:
 def default_threads() -> int:
     """The cores this process may use."""
     return max(1, len(os.sched_getaffinity(0)))
-
-
-def configure_logging() -> None:
-    structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso"),
-            structlog.processors.format_exc_info,
-            structlog.processors.JSONRenderer(),
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-    )
 
 
 def main() -> None:
