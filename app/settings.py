@@ -26,6 +26,10 @@ class WorkerSettings(BaseSettings):
     of CloudEvents, `usage_export_token` goes with them as a bearer token.
     `max_override_bytes` is what an adapter's whole modules and trained tokens may hold together,
     where its tenant's plan does not say.
+    `file_store` is the folder of tenants' files and batches, `envelope_keys` what they are sealed
+    with (as `queue_secret`, several may be given; of at least 32 characters each): without both
+    there are neither. A file is kept for `file_retention_days` at most. A worker runs `max_batches`
+    at a time, and of each `batch_concurrency` lines.
     """
 
     model_config = SettingsConfigDict(env_prefix="TENFOLD_", frozen=True, extra="ignore")
@@ -40,6 +44,11 @@ class WorkerSettings(BaseSettings):
     usage_export_token: SecretStr | None = None
     sweep_interval_s: float = Field(default=1.0, gt=0)
     api_lost_after_s: float = Field(default=5.0, gt=0)
+    file_store: str | None = None
+    envelope_keys: SecretStr | None = None
+    file_retention_days: int = Field(default=30, ge=1)
+    max_batches: int = Field(default=8, ge=1)
+    batch_concurrency: int = Field(default=16, ge=1)
     max_override_bytes: int | None = Field(default=None, ge=0)
     health_host: str = "127.0.0.1"
     health_port: int | None = Field(default=None, ge=1, le=65535)
@@ -62,6 +71,7 @@ class Settings(WorkerSettings):
     On SIGTERM new connections are taken for `drain_delay_s` more, and what runs may go on for
     `drain_s`.
     `failover_timeout_s` is what a request whose engine died waits for another one.
+    `max_file_bytes` is what one file may hold, `max_tenant_file_bytes` all of a tenant's together.
     """
 
     key_pepper: SecretStr = Field(min_length=16)
@@ -75,6 +85,8 @@ class Settings(WorkerSettings):
     tenant_queue_depth: int = Field(default=32, ge=1)
     max_body_bytes: int = Field(default=4 * MEBIBYTE, ge=1024)
     max_upload_bytes: int = Field(default=256 * MEBIBYTE, ge=1024)
+    max_file_bytes: int = Field(default=200 * MEBIBYTE, ge=1024)
+    max_tenant_file_bytes: int = Field(default=10 * 1024 * MEBIBYTE, ge=1024)
     database_pool_size: int = Field(default=20, ge=1)
     dependency_timeout_s: float = Field(default=0.2, gt=0)
     client_stall_timeout_s: float = Field(default=30.0, gt=0)
