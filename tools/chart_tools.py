@@ -48,7 +48,9 @@ VENVS = {
 }
 LAYER = "lib/layer.zip"
 # These need the system's libraries, so they are installed into it.
-CONTAINER_TOOLS = ("buildah", "podman", "runc", "catatonit", "mmdebstrap")
+CONTAINER_TOOLS = ("buildah", "podman", "runc", "catatonit", "mmdebstrap", "openssl")
+# What stands before or behind Tenfold at others' places.
+SERVERS = ("haproxy", "nginx", "pgbouncer", "redis-server", "redis-sentinel")
 BASE_SUITE = "bookworm"
 BASE_PACKAGES = "python3,python3-venv,ca-certificates"
 
@@ -65,8 +67,11 @@ def main() -> None:
         _once(folder, name, " ".join(packages), partial(_venv, folder / name, packages))
     if missing := [tool for tool in CONTAINER_TOOLS if shutil.which(tool) is None]:
         _install(missing)
+    if not any(Path("/usr/lib/postgresql").glob("*/bin/postgres")):
+        _install(["postgresql"])
     _once(folder, "base", BASE_SUITE, lambda: _base(folder / "base.tar"))
     _once(folder, "prometheus", "debian", lambda: _promtool(folder / "bin"))
+    _once(folder, "servers", " ".join(SERVERS), lambda: _servers(folder))
 
 
 def _once(folder: Path, name: str, version: str, fetch: Callable[[], None]) -> None:
@@ -146,6 +151,30 @@ def _promtool(target: Path) -> None:
         subprocess.run(["dpkg-deb", "-x", package, scratch], check=True)
         for name in ("promtool", "prometheus"):
             shutil.copy(Path(scratch) / "usr" / "bin" / name, target / name)
+
+
+def _servers(folder: Path) -> None:
+    """From Debian's packages and what they need, unpacked here: installing them would start them.
+
+    Each is called by a script in `bin`, which says where its libraries are.
+    """
+    root = folder / "debian"
+    shutil.rmtree(root, ignore_errors=True)
+    root.mkdir()
+    subprocess.run(["apt-get", "update", "-q"], check=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        (Path(scratch) / "partial").mkdir()
+        options = ["-o", f"Dir::Cache::archives={scratch}", "-o", "DPkg::Lock::Timeout=300"]
+        options += ["--no-install-recommends", "--download-only", "--reinstall", "-y", "-q"]
+        subprocess.run(["apt-get", "install", *options, *SERVERS], check=True)
+        for package in Path(scratch).glob("*.deb"):
+            subprocess.run(["dpkg-deb", "-x", package, root], check=True)
+    libraries = ":".join(str(each) for each in root.glob("usr/lib/*-linux-gnu"))
+    for name in SERVERS:
+        (program,) = (each for each in root.glob(f"usr/*bin/{name}"))
+        script = folder / "bin" / name
+        script.write_text(f'#!/bin/sh\nLD_LIBRARY_PATH={libraries} exec {program} "$@"\n')
+        script.chmod(0o755)
 
 
 if __name__ == "__main__":
