@@ -42,6 +42,8 @@ MISSING = EngineError(code="adapter_missing", message="The adapter's files canno
 CORRUPT = EngineError(code="adapter_corrupt", message="The adapter's files are damaged.")
 FAILED = EngineError(code="adapter_load_failed", message="The adapter could not be loaded.")
 
+CLOSE_TIMEOUT_S = 5.0
+
 
 class AdapterLoader:
     """Loads adapters in the background; `on_completed` is called from a loader thread."""
@@ -84,14 +86,17 @@ class AdapterLoader:
                 return results
 
     def close(self) -> None:
-        """Wait for the loads under way; drop those that have not begun."""
+        """Wait a while for the loads under way; drop those that have not begun.
+
+        A read that hangs is left alone: its thread ends with the process.
+        """
         with suppress(Empty):
             while True:
                 self._wanted.get_nowait()
         for _ in self._threads:
             self._wanted.put(None)
         for thread in self._threads:
-            thread.join()
+            thread.join(timeout=CLOSE_TIMEOUT_S)
 
     def _work(self) -> None:
         while (ref := self._wanted.get()) is not None:

@@ -6,7 +6,6 @@ The only place of the engine that reads the environment, apart from `engine/__ma
 from __future__ import annotations
 
 import os
-import signal
 import socket
 from dataclasses import asdict
 from pathlib import Path
@@ -40,6 +39,7 @@ from engine.meters import EngineMeters, Observers
 from engine.metrics import EngineMetrics
 from engine.request_tracer import RequestTracer
 from engine.runners import open_runner
+from engine.signals import call_on_signals
 from engine.tracing import ENDPOINT, TracingMissingError, open_tracing
 from engine.transport.server import EngineTransport
 from lora.base_spec import BaseSpec
@@ -265,8 +265,7 @@ def read_shared_prefixes(path: Path | None) -> tuple[tuple[int, ...], ...]:
 
 def end_on_signals(loop: EngineLoop) -> None:
     """The first signal drains the engine, the second ends it after the current step."""
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: loop.stop() if loop.is_draining else loop.drain())
+    call_on_signals(lambda: loop.stop() if loop.is_draining else loop.drain())
 
 
 def default_threads() -> int:

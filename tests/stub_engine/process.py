@@ -8,7 +8,6 @@ is the engine's own. Kill it as you like.
 from __future__ import annotations
 
 import os
-import signal
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ import structlog
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.loop import EngineLoop
+from engine.signals import call_on_signals
 from engine.transport.server import EngineTransport
 from lora.base_spec import BaseSpec
 from tests.stub_engine.base import stub_base
@@ -79,8 +79,7 @@ def parse(arguments: Sequence[str] | None = None) -> Namespace:
 def main() -> None:
     options = parse()
     loop = build(options)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: loop.stop() if loop.is_draining else loop.drain())
+    call_on_signals(lambda: loop.stop() if loop.is_draining else loop.drain())
     log.info("engine_ready", engine_id=options.engine_id, cpu_ms=round(time.process_time() * 1e3))
     loop.run()
     log.info("engine_stopped", engine_id=options.engine_id)
