@@ -15,9 +15,8 @@ from tests.fixtures.servers import TestDatabase
 
 
 @pytest.fixture(scope="session")
-def model(running_demo: RunningStack) -> Path:
-    (folder,) = (running_demo.data_dir / "models").glob("SmolLM2*")
-    return folder
+def model(demo_base: Path) -> Path:
+    return demo_base
 
 
 @pytest.fixture

@@ -12,10 +12,13 @@ import httpx
 import pytest
 from openai import AsyncOpenAI, NotFoundError
 
+from tests.faults.campaign import amount
+
 BASE_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 BOT = "support-bot"
 QUESTIONS = ("What is your return policy?", "Hello! Who are you?", "Where is my parcel?")
-NUM_ANSWERS = 200
+NUM_ANSWERS = {"few": 48, "many": 200, "soak": 1000}
+"""What `make test` asks, `make faults` and `make soak`."""
 MAX_TOKENS = 16
 NUM_STREAMS = 12
 
@@ -73,14 +76,14 @@ def leak_of(case: Case, answer: str, solo: dict[Case, str]) -> str | None:
     return f"{case} was answered {answer!r}: the text of {owners or 'nobody'}"
 
 
-async def test_200_mixed_streamed_answers_equal_each_tenants_solo_answer(
+async def test_mixed_streamed_answers_equal_each_tenants_solo_answer(
     clients: dict[str, AsyncOpenAI],
 ) -> None:
     solo = {case: await ask(clients[case.tenant], case) for case in CASES}
     for question in QUESTIONS:
         answers = {solo[case] for case in CASES if case.question == question}
         assert len(answers) == 3, "two bots and the base must differ for a leak to be seen"
-    order = [CASES[index % len(CASES)] for index in range(NUM_ANSWERS)]
+    order = [CASES[index % len(CASES)] for index in range(NUM_ANSWERS[amount()])]
     random.Random(3).shuffle(order)
     gate = asyncio.Semaphore(NUM_STREAMS)
 

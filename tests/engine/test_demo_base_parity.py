@@ -17,7 +17,7 @@ from tests.builders.peft_models import Oracle, make_adapter
 
 MAX_LOGIT_ERROR = 1e-3
 MAX_BF16_DIVERGENCE = 2e-2
-NUM_GREEDY_TOKENS = 200
+NUM_SOLO_TOKENS = 6
 # Where the two likeliest tokens are closer than this, float32 may order them either way.
 NEAR_TIE = 1e-3
 QUESTIONS = (
@@ -131,16 +131,25 @@ def test_bfloat16_stays_close_to_float32_peft(firms: Firms, tmp_path: Path) -> N
         assert float(divergence.max()) < MAX_BF16_DIVERGENCE, request.request_id
 
 
-def test_greedy_tokens_equal_transformers_and_peft_for_200_tokens(
-    firms: Firms, harness: EngineHarness, refs: dict[str, AdapterRef | None]
+@pytest.fixture
+def num_greedy_tokens() -> int:
+    """Of each answer; `make corpus` asks for more."""
+    return 48
+
+
+def test_greedy_tokens_equal_transformers_and_peft(
+    firms: Firms,
+    harness: EngineHarness,
+    refs: dict[str, AdapterRef | None],
+    num_greedy_tokens: int,
 ) -> None:
     requests = [
-        make_request(name, firms.prompts[0], adapter=ref, max_tokens=NUM_GREEDY_TOKENS)
+        make_request(name, firms.prompts[0], adapter=ref, max_tokens=num_greedy_tokens)
         for name, ref in refs.items()
     ]
     tokens = tokens_of(harness.run(requests))
     for name, folder in firms.folders.items():
-        assert len(tokens[name]) == NUM_GREEDY_TOKENS
+        assert len(tokens[name]) == num_greedy_tokens
         assert_greedy(firms.oracle.logits(folder, firms.prompts[0] + tokens[name]), tokens[name])
 
 
@@ -166,17 +175,27 @@ def test_another_firms_tokens_are_not_greedy_so_the_comparison_can_fail(
         assert_greedy(logits, tokens)
 
 
+@pytest.fixture(scope="module")
+def solo(
+    firms: Firms, harness: EngineHarness, refs: dict[str, AdapterRef | None]
+) -> dict[str, list[int]]:
+    """What each request is answered when it is alone."""
+    return {
+        request.request_id: tokens_of(harness.run([request]))[request.request_id]
+        for request in mixed_requests(firms, refs, NUM_SOLO_TOKENS)
+    }
+
+
 @pytest.mark.parametrize("batch_size", [3, 16])
 def test_no_answer_depends_on_its_neighbours_or_is_anothers(
-    firms: Firms, harness: EngineHarness, refs: dict[str, AdapterRef | None], batch_size: int
+    firms: Firms,
+    harness: EngineHarness,
+    refs: dict[str, AdapterRef | None],
+    solo: dict[str, list[int]],
+    batch_size: int,
 ) -> None:
     """Byte for byte, `--batch-invariant`; a failure names whose text leaked."""
-    num_tokens = 6
-    solo = {
-        request.request_id: tokens_of(harness.run([request]))[request.request_id]
-        for request in mixed_requests(firms, refs, num_tokens)
-    }
-    requests = mixed_requests(firms, refs, num_tokens)
+    requests = mixed_requests(firms, refs, NUM_SOLO_TOKENS)
     for begin in range(0, len(requests), batch_size):
         for name, got in tokens_of(harness.run(requests[begin : begin + batch_size])).items():
             owners = [other for other, tokens in solo.items() if tokens == got]
@@ -184,10 +203,8 @@ def test_no_answer_depends_on_its_neighbours_or_is_anothers(
 
 
 def test_the_adapters_answer_differently_so_a_leak_would_be_seen(
-    firms: Firms, harness: EngineHarness, refs: dict[str, AdapterRef | None]
+    refs: dict[str, AdapterRef | None], solo: dict[str, list[int]]
 ) -> None:
-    requests = mixed_requests(firms, refs, max_tokens=6)
-    tokens = tokens_of(harness.run(requests))
     for number in range(len(QUESTIONS)):
-        answers = [tuple(tokens[f"{name} {number}"]) for name in refs]
+        answers = [tuple(solo[f"{name} {number}"]) for name in refs]
         assert len(set(answers)) == len(answers)
