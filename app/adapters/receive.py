@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from starlette.requests import Request
@@ -33,20 +34,35 @@ async def receive_files(
     Raises ApiError: 413 `file_too_large`, 415, 422 `file_not_allowed`, 408 `upload_too_slow`.
     """
     max_body_bytes = max_upload_bytes + MAX_CONFIG_BYTES + MULTIPART_OVERHEAD_BYTES
-    _refuse_by_headers(request, max_body_bytes)
+    refuse_encoding(request)
+    declared = declared_bytes(request)
+    if declared is not None and declared > max_body_bytes:
+        raise too_large(max_body_bytes)
     receiver = MultipartReceiver(
-        request.headers.get("content-type"),
-        folder,
-        {CONFIG_FILE: MAX_CONFIG_BYTES, WEIGHTS_FILE: max_upload_bytes},
+        request.headers.get("content-type"), folder, max_bytes_by_name(max_upload_bytes)
     )
     try:
-        await _pump(request, receiver, max_body_bytes)
+        await pump(request, receiver.feed, max_body_bytes, lambda: too_large(max_body_bytes))
         return receiver.finish()
     finally:
         receiver.close()
 
 
-async def _pump(request: Request, receiver: MultipartReceiver, max_body_bytes: int) -> None:
+def max_bytes_by_name(max_upload_bytes: int) -> dict[str, int]:
+    """The files that are accepted, and how large each may be."""
+    return {CONFIG_FILE: MAX_CONFIG_BYTES, WEIGHTS_FILE: max_upload_bytes}
+
+
+async def pump(
+    request: Request,
+    feed: Callable[[bytes], None],
+    max_bytes: int,
+    too_long: Callable[[], ApiError],
+) -> int:
+    """Hand the body to `feed`, in a thread, a mebibyte at a time; how many bytes it had.
+
+    Raises `too_long()` once it has more than `max_bytes`, or ApiError 408 `upload_too_slow`.
+    """
     started_at = time.monotonic()
     num_bytes = 0
     pending = bytearray()
@@ -60,34 +76,44 @@ async def _pump(request: Request, receiver: MultipartReceiver, max_body_bytes: i
         if chunk is None:
             break
         num_bytes += len(chunk)
-        if num_bytes > max_body_bytes:
-            raise _too_large(max_body_bytes)
+        if num_bytes > max_bytes:
+            raise too_long()
         elapsed_s = time.monotonic() - started_at
         if num_bytes < MIN_BYTES_PER_S * (elapsed_s - STALL_TIMEOUT_S):
             raise _too_slow()
         pending += chunk
         if len(pending) >= CHUNK_BYTES:
-            await asyncio.to_thread(receiver.feed, bytes(pending))
+            await asyncio.to_thread(feed, bytes(pending))
             pending.clear()
-    await asyncio.to_thread(receiver.feed, bytes(pending))
+    await asyncio.to_thread(feed, bytes(pending))
+    return num_bytes
 
 
-def _refuse_by_headers(request: Request, max_body_bytes: int) -> None:
-    encoding = request.headers.get("content-encoding", "identity").lower()
-    if encoding != "identity":
+def refuse_encoding(request: Request) -> None:
+    """Raises UnsupportedMediaTypeError for a body that would have to be unpacked."""
+    if request.headers.get("content-encoding", "identity").lower() != "identity":
         raise UnsupportedMediaTypeError(
             "Send the upload without Content-Encoding.", code="content_encoding_unsupported"
         )
-    declared = request.headers.get("content-length", "0")
-    if declared.isascii() and declared.isdigit() and int(declared[:20]) > max_body_bytes:
-        raise _too_large(max_body_bytes)
 
 
-def _too_large(max_bytes: int) -> ApiError:
+def declared_bytes(request: Request) -> int | None:
+    """What the headers say of the body's length; None where they say nothing that is a number."""
+    declared = request.headers.get("content-length", "")
+    return int(declared[:20]) if declared.isascii() and declared.isdigit() else None
+
+
+def too_large(max_bytes: int, param: str | None = None) -> ApiError:
     return PayloadTooLargeError(
-        f"The upload exceeds the limit of {max_bytes} bytes.", code="file_too_large"
+        f"The upload exceeds the limit of {max_bytes} bytes.", code="file_too_large", param=param
     )
 
 
 def _too_slow() -> ApiError:
-    return ApiError(408, "upload_too_slow", "timeout", "The upload was too slow.")
+    return ApiError(
+        408,
+        "upload_too_slow",
+        "timeout",
+        "The upload was too slow.",
+        headers={"connection": "close"},
+    )
