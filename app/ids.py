@@ -10,7 +10,9 @@ import secrets
 import time
 from typing import Literal
 
-Prefix = Literal["ten", "key", "adp", "ver", "job", "req", "aud", "pln", "prc", "upl", "imp"]
+Prefix = Literal[
+    "ten", "key", "adp", "ver", "job", "req", "aud", "pln", "prc", "upl", "imp", "alc", "ers", "rol"
+]
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford's base 32, lower case
 _TIME_BITS = 48

@@ -45,6 +45,17 @@ BEGIN
 END
 $$
 """
+# An older process moves an alias and knows of no targets: what it says counts.
+FORGET_TARGETS = """
+CREATE FUNCTION forget_alias_targets() RETURNS trigger
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    DELETE FROM public.adapter_alias_targets
+    WHERE adapter_id = NEW.adapter_id AND alias = NEW.alias;
+    RETURN NULL;
+END
+$$
+"""
 BACKFILL_TARGETS = """
 INSERT INTO adapter_alias_targets (adapter_id, alias, version_id, tenant_id, weight)
 SELECT adapter_id, alias, version_id, tenant_id, 100 FROM adapter_aliases
@@ -72,6 +83,8 @@ def upgrade() -> None:
 def downgrade() -> None:
     op.execute("DROP TRIGGER publish ON audit_events")
     op.execute("DROP FUNCTION publish_audit_event()")
+    op.execute("DROP TRIGGER forget_targets ON adapter_aliases")
+    op.execute("DROP FUNCTION forget_alias_targets()")
     op.drop_table("events")
     op.execute("DROP SEQUENCE events_seq")
     for table in reversed(TABLES):
@@ -155,6 +168,11 @@ def _create_aliases() -> None:
     )
     op.create_index(
         "ix_adapter_alias_history_alias", "adapter_alias_history", ["adapter_id", "alias", "seq"]
+    )
+    op.execute(FORGET_TARGETS)
+    op.execute(
+        "CREATE TRIGGER forget_targets AFTER UPDATE ON adapter_aliases"
+        " FOR EACH ROW EXECUTE FUNCTION forget_alias_targets()"
     )
 
 
