@@ -12,7 +12,6 @@ from sqlalchemy import (
     Index,
     SmallInteger,
     func,
-    text,
 )
 from sqlalchemy.orm import Mapped, mapped_column
 
@@ -40,7 +39,6 @@ class Import(Table):
             "ended_at IS NULL OR sealed_token IS NULL", name="token_is_gone_at_the_end"
         ),
         Index("ix_imports_adapter_id", "tenant_id", "adapter_id", "id"),
-        Index("ix_imports_open", "created_at", postgresql_where=text("ended_at IS NULL")),
     )
 
     id: Mapped[str] = mapped_column(primary_key=True)
@@ -51,13 +49,16 @@ class Import(Table):
     sha256: Mapped[str | None]
     sealed_token: Mapped[bytes | None]
     actor: Mapped[str]
-    state: Mapped[str] = mapped_column(server_default=text("'queued'"))
-    bytes_done: Mapped[int] = mapped_column(BigInteger, server_default=text("0"))
+    state: Mapped[str] = mapped_column(server_default="queued")
+    bytes_done: Mapped[int] = mapped_column(BigInteger, server_default="0")
     bytes_total: Mapped[int | None] = mapped_column(BigInteger)
-    attempts: Mapped[int] = mapped_column(SmallInteger, server_default=text("0"))
+    attempts: Mapped[int] = mapped_column(SmallInteger, server_default="0")
     lease_until: Mapped[datetime | None]
     version_id: Mapped[str | None]
     error: Mapped[dict[str, Any] | None]
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
     started_at: Mapped[datetime | None]
     ended_at: Mapped[datetime | None]
+
+
+Index("ix_imports_open", Import.created_at, postgresql_where=Import.ended_at.is_(None))

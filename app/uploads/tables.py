@@ -17,7 +17,6 @@ from sqlalchemy import (
     Index,
     UniqueConstraint,
     func,
-    text,
 )
 from sqlalchemy.orm import Mapped, mapped_column
 
@@ -41,13 +40,12 @@ class Upload(Table):
         ),
         UniqueConstraint("id", "tenant_id"),
         Index("ix_uploads_adapter_id", "tenant_id", "adapter_id", "id"),
-        Index("ix_uploads_unclean", "expires_at", postgresql_where=text("cleaned_at IS NULL")),
     )
 
     id: Mapped[str] = mapped_column(primary_key=True)
     tenant_id: Mapped[str]
     adapter_id: Mapped[str]
-    state: Mapped[str] = mapped_column(server_default=text("'uploading'"))
+    state: Mapped[str] = mapped_column(server_default="uploading")
     files: Mapped[list[dict[str, Any]]]
     part_bytes: Mapped[int]
     version_id: Mapped[str | None]
@@ -57,6 +55,9 @@ class Upload(Table):
     expires_at: Mapped[datetime]
     ended_at: Mapped[datetime | None]
     cleaned_at: Mapped[datetime | None]
+
+
+Index("ix_uploads_unclean", Upload.expires_at, postgresql_where=Upload.cleaned_at.is_(None))
 
 
 class UploadPart(Table):
