@@ -6,6 +6,9 @@ generates, and for the adapters that it brings into the pool, over its weight; w
 again after a preemption is free. Whoever was away, or only waited for adapters on their way, is
 lifted to the *level* and gets no credit for that time.
 
+A tenant that has had less than the share reserved for it, while it had something that waits, goes
+before all others (`engine/reserved_share.py`).
+
 Nobody is overtaken for ever. The level is the least counter that was served, and each admission
 raises it by its price, shared out among those who wait: so newcomers, however many there are, soon
 start behind whoever waits. A sequence for which there is no room yet is passed over by those that
@@ -13,8 +16,8 @@ fit, while their tenants are at most `slack_tokens` ahead of its own; once it is
 bars the way.
 
 Holds no tensors; knows nothing of pages. It holds nobody back but by those bars. Invariant: the
-service, over weight, of two tenants who both wait differs over any time by at most
-2 * max(w_p * L_in, w_q * M) (docs/decisions/0007-fair-order.md), and the slack.
+service, over weight, of two tenants without a reserved share who both wait differs over any time by
+at most 2 * max(w_p * L_in, w_q * M) (docs/decisions/0007-fair-order.md), and the slack.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from math import inf
 
+from engine.reserved_share import ReservedShares
 from engine.sequence import Sequence
 
 PROMPT_PRICE = 1.0
@@ -35,6 +39,8 @@ MAX_PASSED_OVER = 16
 """Sequences without room that are looked at in one step."""
 MIN_FORGETTING = 1024
 """Tenants that are known before those who are away are forgotten."""
+NOT_LIFTED, DUE, IN_TURN = range(3)
+"""Ranks of tenants: those that have to be lifted first, those whose share is due, all others."""
 
 
 @dataclass(slots=True)
@@ -59,6 +65,7 @@ class FairOrder:
         self._tenants: dict[str, _Tenant] = {}
         self._waiting: dict[str, _Tenant] = {}
         """Those with a waiting sequence."""
+        self._shares = ReservedShares()
         self._level = 0.0
         self._num_waiting = 0
         self._forgets_at = MIN_FORGETTING
@@ -77,6 +84,7 @@ class FairOrder:
             sequence.queued_at = self._clock()
         tenant = self._tenants.setdefault(sequence.request.tenant_id, _Tenant())
         tenant.weight = sequence.request.weight
+        self._shares.put(sequence.request.tenant_id, sequence.request.reserved_share)
         insort(tenant.waiting, sequence, key=_arrival)
         self._waiting[sequence.request.tenant_id] = tenant
         self._num_waiting += 1
@@ -109,10 +117,10 @@ class FairOrder:
             num_tokens += sequence.num_prompt_tokens
         if sequence.adapter_load_s is None:
             sequence.adapter_load_s = 0.0
-        price = PROMPT_PRICE * num_tokens / tenant.weight
-        tenant.counter += price
+        cost = PROMPT_PRICE * num_tokens
+        self._charge(sequence.request.tenant_id, tenant, cost)
         tenant.num_running += 1
-        self._level += price / len(self._waiting)
+        self._level += cost / tenant.weight / len(self._waiting)
         self.remove(sequence)
 
     def suspend(self, sequence: Sequence) -> None:
@@ -123,10 +131,15 @@ class FairOrder:
         """Whose sequences got tokens: each tenant as often as one did."""
         for tenant_id, num_tokens in Counter(tenant_ids).items():
             if (tenant := self._tenants.get(tenant_id)) is not None:
-                tenant.counter += GENERATED_PRICE * num_tokens / tenant.weight
+                self._charge(tenant_id, tenant, GENERATED_PRICE * num_tokens)
 
     def service(self, tenant_id: str) -> float:
-        """What a tenant has had, in prompt tokens over its weight; to be compared with others'."""
+        """What a tenant has had, in prompt tokens over its weight; to be compared with others'.
+
+        One to which some of its reserved share is due has had least.
+        """
+        if self._shares.is_due(tenant_id):
+            return -inf
         tenant = self._tenants.get(tenant_id)
         return tenant.counter if tenant is not None else self._level
 
@@ -154,12 +167,12 @@ class FairOrder:
         is asked for is passed over; ends where it bars the way."""
         limit, num_passed_over = inf, 0
         heap = [
-            (each.counter if each.is_lifted else -inf, each.waiting[0].arrival, tenant_id, 0)
+            (*self._place(tenant_id, each), each.waiting[0].arrival, tenant_id, 0)
             for tenant_id, each in self._waiting.items()
         ]
         heapify(heap)
         while heap:
-            counter, _, tenant_id, begin = heappop(heap)
+            rank, counter, _, tenant_id, begin = heappop(heap)
             tenant = self._tenants[tenant_id]
             index = _next_ready(tenant.waiting, begin, is_ready)
             if index is None:
@@ -167,31 +180,51 @@ class FairOrder:
                 continue
             sequence = tenant.waiting[index]
             if not tenant.is_lifted:
-                self._lift(tenant)
-                heappush(heap, (tenant.counter, sequence.arrival, tenant_id, index))
+                self._lift(tenant_id, tenant)
+                place = self._place(tenant_id, tenant)
+                heappush(heap, (*place, sequence.arrival, tenant_id, index))
                 continue
-            if counter > limit:
-                return
-            if num_passed_over == 0:
-                self._level = max(self._level, counter)
+            if rank == IN_TURN:
+                if counter > limit:
+                    return
+                if num_passed_over == 0:
+                    self._level = max(self._level, counter)
             yield sequence
             if index < len(tenant.waiting) and tenant.waiting[index] is sequence:
                 index += 1
                 num_passed_over += 1
-                limit = min(limit, counter + self._slack_tokens)
+                limit = min(limit, tenant.counter + self._slack_tokens)
                 if num_passed_over == MAX_PASSED_OVER or self._is_old(sequence):
                     return
             if index < len(tenant.waiting):
-                arrival = tenant.waiting[index].arrival
-                heappush(heap, (tenant.counter, arrival, tenant_id, index))
+                place, arrival = self._place(tenant_id, tenant), tenant.waiting[index].arrival
+                heappush(heap, (*place, arrival, tenant_id, index))
 
-    def _lift(self, tenant: _Tenant) -> None:
-        """To the level, but never past all who wait."""
-        highest = max(
-            (each.counter for each in self._waiting.values() if each.is_lifted), default=inf
-        )
-        tenant.counter = max(tenant.counter, min(self._level, highest))
+    def _charge(self, tenant_id: str, tenant: _Tenant, cost: float) -> None:
+        """cost: in prompt tokens."""
+        if self._shares.charge(tenant_id, cost):
+            self._raise(tenant)  # no credit for the turns that it did not need
+        else:
+            tenant.counter += cost / tenant.weight
+
+    def _place(self, tenant_id: str, tenant: _Tenant) -> tuple[int, float]:
+        """The lower, the sooner."""
+        if not tenant.is_lifted:
+            return NOT_LIFTED, 0.0
+        if self._shares.is_due(tenant_id):
+            return DUE, self._shares.due_at(tenant_id)
+        return IN_TURN, tenant.counter
+
+    def _lift(self, tenant_id: str, tenant: _Tenant) -> None:
+        self._raise(tenant)
         tenant.is_lifted = True
+        self._shares.enter(tenant_id)
+
+    def _raise(self, tenant: _Tenant) -> None:
+        """To the level, but never past all others who wait."""
+        others = (each.counter for each in self._waiting.values() if each.is_lifted)
+        highest = max(others, default=inf)
+        tenant.counter = max(tenant.counter, min(self._level, highest))
 
     def _is_old(self, sequence: Sequence) -> bool:
         return sequence.queued_at is None or self._clock() - sequence.queued_at >= self._max_age_s
@@ -205,6 +238,7 @@ class FairOrder:
             for tenant_id, each in self._tenants.items()
             if each.waiting or each.num_running or each.counter > self._level
         }
+        self._shares.keep(self._tenants)
         self._forgets_at = MIN_FORGETTING + 2 * len(self._tenants)
 
 

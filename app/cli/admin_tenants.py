@@ -35,6 +35,7 @@ def create(
         int | None, typer.Option(min=1, help="Requests in flight at once.")
     ] = None,
     queue_depth: Annotated[int | None, typer.Option(min=1, help="Requests that may wait.")] = None,
+    plan: Annotated[str | None, typer.Option(help="The plan that it is on.")] = None,
     base: Base = None,
     store_prompts_days: StoreDays = None,
     as_json: Json = False,
@@ -43,6 +44,8 @@ def create(
     given = {"concurrency": concurrency, "queue_depth": queue_depth}
     limits = {name: limit for name, limit in given.items() if limit is not None}
     body: dict[str, Any] = {"slug": slug, "external_id": external_id, "limits": limits}
+    if plan is not None:
+        body["plan"] = plan
     if base:
         body["allowed_bases"] = base
     if store_prompts_days is not None:

@@ -34,7 +34,11 @@ async def refuse_overload(context: AppContext, principal: Principal, asked: Serv
     limit_s = asked.queue_timeout_s
     if asked.tier is not ServiceTier.FLEX:
         limit_s = min(limit_s, settings.max_queue_wait_s)
-    wait_s = load.expected_wait_s(weight=principal.weight, is_flex=asked.tier is ServiceTier.FLEX)
+    wait_s = load.expected_wait_s(
+        weight=principal.weight,
+        is_flex=asked.tier is ServiceTier.FLEX,
+        reserved_share=principal.terms.reserved_share,
+    )
     if not _is_too_much(load, wait_s, limit_s, settings.max_queued_requests):
         return
     raise UnavailableError(

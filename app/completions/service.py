@@ -135,6 +135,7 @@ def plan(
             ),
             adapter=model.adapter,
             weight=principal.weight,
+            reserved_share=principal.terms.reserved_share,
             service_tier=asked.tier,
         )
         for i, prompt in enumerate(prompts)

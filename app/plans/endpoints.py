@@ -15,6 +15,7 @@ from app.bodies import Deleted
 from app.context import AppContext, get_context
 from app.pages import Page, Paging
 from app.plans import service
+from app.plans.assignment import find_plan
 from app.plans.schemas import (
     LimitsView,
     PlanCreate,
@@ -48,7 +49,7 @@ async def list_plans(session: RequestSession, paging: Paging) -> Page[PlanView]:
 
 @plans.get("/{plan}")
 async def get_plan(plan: str, session: RequestSession) -> PlanView:
-    return PlanView.of(await service.find_plan(session, plan))
+    return PlanView.of(await find_plan(session, plan))
 
 
 @plans.put("/{plan}")

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import delete, func, select, update
+from sqlalchemy import delete, func, select, text, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.tables import ApiKey, Plan, Tenant
+
+_LOCK_SHARES = text("SELECT pg_advisory_xact_lock(:number)")
+_SHARES = 0x7E4F02A  # any number that nobody else locks in this database
 
 
 class PlanRepository:
@@ -45,6 +48,17 @@ class PlanRepository:
 
     async def remove(self, plan_id: str) -> None:
         await self._session.execute(delete(Plan).where(Plan.id == plan_id))
+
+    async def lock_shares(self) -> None:
+        """Until the transaction ends nobody else changes what is reserved."""
+        await self._session.execute(_LOCK_SHARES, {"number": _SHARES})
+
+    async def sum_shares(self) -> float:
+        """The reserved shares of all tenants together, as they are in force."""
+        share = func.coalesce(Tenant.reserved_share, Plan.reserved_share, 0.0)
+        query = select(func.coalesce(func.sum(share), 0.0)).select_from(Tenant)
+        total = await self._session.scalar(query.outerjoin(Plan, Plan.id == Tenant.plan_id))
+        return float(total or 0.0)
 
 
 async def plan_of(session: AsyncSession, tenant: Tenant) -> Plan | None:

@@ -14,8 +14,9 @@ from app.api_keys import service as api_keys
 from app.api_keys.service import Asking
 from app.audit.trail import AuditTrail
 from app.db import operator_scope
-from app.errors import ConflictError, NotFoundError, UnprocessableError
+from app.errors import ConflictError, UnprocessableError
 from app.ids import new_id
+from app.plans.assignment import check_shares, find_plan, lock_shares
 from app.plans.repository import PlanRepository, plan_of, share_limits
 from app.plans.schemas import (
     PlanCreate,
@@ -49,26 +50,22 @@ async def create_plan(session: AsyncSession, body: PlanCreate, trail: AuditTrail
     return plan
 
 
-async def find_plan(session: AsyncSession, name: str) -> Plan:
-    """Leaves the session in the operator's scope. Raises NotFoundError."""
-    await operator_scope(session)
-    plan = await PlanRepository(session).get(name) if is_adapter_name(name) else None
-    if plan is None:
-        raise NotFoundError("No such plan.", param="plan")
-    return plan
-
-
 async def list_plans(session: AsyncSession, after: str | None, limit: int) -> list[Plan]:
     await operator_scope(session)
     return await PlanRepository(session).list_page(after, limit)
 
 
 async def put_plan(session: AsyncSession, name: str, body: PlanPut, trail: AuditTrail) -> Plan:
-    """Replace what the plan says, for all its tenants at once."""
+    """Replace what the plan says, for all its tenants at once.
+
+    Raises ConflictError (`share_exceeded`), as everything here that changes a reserved share.
+    """
+    await lock_shares(session)
     plan = await find_plan(session, name)
     before = PlanView.of(plan)
     _assign(plan, body)
     await session.flush()
+    await check_shares(session)
     principals_changed(session)
     view = PlanView.of(plan)
     await trail.record_for_fleet(session, "plan.changed", plan.id, before=before, after=view)
@@ -98,6 +95,7 @@ async def put_tenant_plan(
     session: AsyncSession, reference: str, name: str | None, settings: Settings, trail: AuditTrail
 ) -> TenantLimitsView:
     """Raises NotFoundError where there is no such tenant or plan."""
+    await lock_shares(session)
     before = await show_tenant(session, reference, settings)
     plan = None if name is None else await find_plan(session, name)
     tenant = await find_tenant(session, reference)
@@ -113,6 +111,7 @@ async def put_tenant_limits(
     trail: AuditTrail,
 ) -> TenantLimitsView:
     """Replace what the tenant has of its own."""
+    await lock_shares(session)
     before = await show_tenant(session, reference, settings)
     tenant = await find_tenant(session, reference)
     _assign(tenant, body)
@@ -157,6 +156,7 @@ async def _changed(
     trail: AuditTrail,
 ) -> TenantLimitsView:
     await session.flush()
+    await check_shares(session)
     principals_changed(session)
     after = await show_tenant(session, tenant.id, settings)
     await trail.record(

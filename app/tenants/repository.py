@@ -19,7 +19,9 @@ class TenantRepository:
     def __init__(self, session: AsyncSession) -> None:
         self._session = session
 
-    async def add(self, tenant_id: str, body: TenantCreate) -> Tenant | None:
+    async def add(
+        self, tenant_id: str, body: TenantCreate, plan_id: str | None
+    ) -> Tenant | None:
         """The new row; None where the slug or the external id is taken."""
         return await self._session.scalar(
             insert(Tenant)
@@ -28,6 +30,7 @@ class TenantRepository:
                 slug=body.slug,
                 external_id=body.external_id,
                 labels=body.metadata,
+                plan_id=plan_id,
                 limits=body.limits.stored(),
                 concurrency=body.limits.concurrency or None,
                 queue_depth=body.limits.queue_depth or None,

@@ -32,10 +32,14 @@ class DataPolicy(Body):
 
 
 class TenantCreate(Body):
-    """`allowed_bases`: ids of base models that may be called without an adapter; null is all."""
+    """`allowed_bases`: ids of base models that may be called without an adapter; null is all.
+
+    `plan`: the name of the plan that it is on from the start.
+    """
 
     slug: str
     external_id: Line | None = None
+    plan: str | None = None
     metadata: Labels = Field(default_factory=dict)
     limits: Limits = Limits()
     allowed_bases: Bases | None = None

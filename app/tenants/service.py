@@ -20,6 +20,7 @@ from app.db import operator_scope, tenant_scope
 from app.errors import ConflictError, NotFoundError, UnprocessableError
 from app.etags import check_etag
 from app.ids import new_id
+from app.plans.assignment import check_shares, find_plan, lock_shares
 from app.session import principals_changed
 from app.tables import Tenant
 from app.tenants.repository import TenantRepository
@@ -30,7 +31,10 @@ _TENANT_ID = re.compile(r"ten_[0-9a-z]{26}")
 
 
 async def create_tenant(session: AsyncSession, body: TenantCreate, trail: AuditTrail) -> Tenant:
-    """Raises UnprocessableError for a bad slug, ConflictError for one that is taken."""
+    """Raises UnprocessableError for a bad slug, NotFoundError for a plan that is not there.
+
+    Raises ConflictError for a slug that is taken, and where the plan reserves too much.
+    """
     if not is_adapter_name(body.slug) or body.slug.startswith(_ID_PREFIX):
         raise UnprocessableError(
             "A slug is 1 to 63 characters of a-z, 0-9, '.', '_' and '-', begins with a letter or "
@@ -38,12 +42,18 @@ async def create_tenant(session: AsyncSession, body: TenantCreate, trail: AuditT
             code="name_invalid",
             param="slug",
         )
+    plan_id = None
+    if body.plan is not None:
+        await lock_shares(session)
+        plan_id = (await find_plan(session, body.plan)).id
     await operator_scope(session)
-    tenant = await TenantRepository(session).add(new_id("ten"), body)
+    tenant = await TenantRepository(session).add(new_id("ten"), body, plan_id)
     if tenant is None:
         raise ConflictError(
             "The slug or the external_id belongs to another tenant.", code="name_conflict"
         )
+    if plan_id is not None:
+        await check_shares(session)
     view = TenantView.of(tenant)
     await trail.record_for_fleet(session, TENANT_CREATED, tenant.id, after=view)
     await tenant_scope(session, tenant.id)

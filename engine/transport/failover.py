@@ -106,4 +106,5 @@ def enqueue_args(
         request.weight,
         tier.value,
         "" if timeout_s is None else int(timeout_s * 1000),
+        request.reserved_share,
     )

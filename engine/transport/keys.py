@@ -6,9 +6,14 @@ touch any of them; whatever is not O(tenants) has an expiry or is deleted with i
     tenants             zset    tenants that wait, not only with flex requests, by virtual counter
     tenants_priority    zset    those of them with a priority request, by the same counter
     tenants_flex        zset    tenants with a flex request, by the same counter
+    tenants_reserved    zset    tenants that wait, not only with flex requests, and have a reserved
+                                share of all service, by their tags
     vtc                 hash    tenant -> virtual token counter: prompt + 2 x generated tokens, over
                                 the tenant's weight
     weights             hash    tenant -> weight, where it is not 1
+    shares              hash    tenant -> reserved share, where there is one
+    tags                hash    tenant -> the value of `served` at which more of it is due
+    served              string  what all tenants got together: prompt + 2 x generated tokens
     level               string  the counter of the tenant served last: where newcomers start
     arrivals            string  counts requests; the order within a tenant
     queue:<tenant>      zset    request ids by service tier, then by arrival

@@ -193,7 +193,25 @@ local function resident_before(head)
   return nil
 end
 
+-- Of those to whom a part of their reserved share is due, the first: before all others. What it asks
+-- for may bar the way as well, and bars it for them only while something is due.
+local function first_due()
+  local tenants = redis.call('ZRANGEBYSCORE', RESERVED, '-inf',
+    '(' .. counter_text(total_served()), 'LIMIT', 0, SCAN_TENANTS)
+  for _, tenant in ipairs(tenants) do
+    local choice, is_barred = choose(tenant, nil, LANES[1])
+    if choice or is_barred then
+      return choice, is_barred
+    end
+  end
+  return nil, false
+end
+
 local function next_choice()
+  local due, is_barred_by_due = first_due()
+  if due or is_barred_by_due then
+    return due, nil
+  end
   local head, is_barred = first_in(LANES[1])
   if is_barred then
     return nil, nil
@@ -218,8 +236,10 @@ while #rows < n do
   local epoch = redis.call('HINCRBY', key('request', request), 'epoch', 1)
   redis.call('HSET', leases, request, int(epoch) .. ':' .. boot .. ':' .. engine)
   remove_from_queue(tenant, request)
-  local level = tonumber(redis.call('GET', key('level')) or 0)
-  redis.call('SET', key('level'), counter_text(math.max(level, head.counter)))
+  if head then  -- newcomers start where it was somebody's turn, not where a share was due
+    local level = tonumber(redis.call('GET', key('level')) or 0)
+    redis.call('SET', key('level'), counter_text(math.max(level, head.counter)))
+  end
   rows[#rows + 1] = row(request, epoch)
   requests[#requests + 1] = request
   if epoch == 1 then  -- running it again after a failure is free to the tenant

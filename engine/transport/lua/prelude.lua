@@ -41,11 +41,14 @@ end
 -- FLEX while it has one of these. NOTE: a tenant is in a lane exactly while it has such a request.
 local RANK = {priority = 0, default = 1, flex = 2}
 local RANK_STEP = 2 ^ 48
+-- RESERVED has those of STANDARD for whom a share of all service is reserved, by their tags.
 local STANDARD, PRIORITY, FLEX = key('tenants'), key('tenants_priority'), key('tenants_flex')
-local LANES = {  -- with the scores of its requests
+local RESERVED = key('tenants_reserved')
+local LANES = {  -- with the scores of its requests; the first three are by the counter
   {STANDARD, '-inf', '(' .. int(RANK.flex * RANK_STEP)},
   {PRIORITY, '-inf', '(' .. int(RANK.default * RANK_STEP)},
   {FLEX, int(RANK.flex * RANK_STEP), '+inf'},
+  {RESERVED, '-inf', '(' .. int(RANK.flex * RANK_STEP)},
 }
 
 local function leave_lanes(tenant)
@@ -73,15 +76,65 @@ end
 
 local function set_counter(tenant, counter)
   redis.call('HSET', key('vtc'), tenant, counter)
-  for _, lane in ipairs(LANES) do
-    redis.call('ZADD', lane[1], 'XX', counter, tenant)
+  for i = 1, 3 do
+    redis.call('ZADD', LANES[i][1], 'XX', counter, tenant)
+  end
+end
+
+-- What all tenants got is a clock. The tag of one that has a reserved share is the time by it at
+-- which more is due: while the tag lags, the tenant has had less than its share, and what it gets is
+-- paid by that (engine/reserved_share.py, which does the same inside an engine).
+local function total_served()
+  return tonumber(redis.call('GET', key('served')) or 0)
+end
+
+local function set_tag(tenant, tag)
+  redis.call('HSET', key('tags'), tenant, counter_text(tag))
+  redis.call('ZADD', RESERVED, 'XX', counter_text(tag), tenant)
+end
+
+-- Returns whether the tenant's share pays for it.
+local function charge_share(tenant, cost)
+  local served = total_served()
+  redis.call('SET', key('served'), counter_text(served + cost))
+  local share = tonumber(redis.call('HGET', key('shares'), tenant) or 0)
+  if share == 0 then
+    return false
+  end
+  local tag = tonumber(redis.call('HGET', key('tags'), tenant) or served)
+  set_tag(tenant, math.min(tag, served) + cost / share)
+  return tag < served
+end
+
+-- Nothing is due to whoever was away, for that time.
+local function enter_reserved(tenant)
+  if redis.call('HEXISTS', key('shares'), tenant) == 1
+    and not redis.call('ZSCORE', RESERVED, tenant) then
+    local served = total_served()
+    local tag = math.max(served, tonumber(redis.call('HGET', key('tags'), tenant) or 0))
+    redis.call('ZADD', RESERVED, counter_text(tag), tenant)
+    set_tag(tenant, tag)
+  end
+end
+
+local function put_share(tenant, share)
+  if share > 0 then
+    redis.call('HSET', key('shares'), tenant, counter_text(share))
+  elseif redis.call('HDEL', key('shares'), tenant) == 1 then
+    redis.call('HDEL', key('tags'), tenant)
+    redis.call('ZREM', RESERVED, tenant)
   end
 end
 
 -- cost: in prompt tokens. With twice the weight it weighs half as much.
 local function charge(tenant, cost)
-  local weight = tonumber(redis.call('HGET', key('weights'), tenant) or 1)
   local own = tonumber(redis.call('HGET', key('vtc'), tenant) or 0)
+  if charge_share(tenant, cost) then  -- no credit for the turns that it did not need
+    local level = tonumber(redis.call('GET', key('level')) or 0)
+    set_counter(tenant, counter_text(math.max(own, level)))
+    return
+  end
+  local weight = tonumber(redis.call('HGET', key('weights'), tenant) or 1)
   set_counter(tenant, counter_text(own + cost / weight))
 end
 
@@ -105,6 +158,9 @@ local function put_in_queue(tenant, request, tier, arrival)
   local score = int(RANK[tier] * RANK_STEP + tonumber(arrival))
   local is_new = redis.call('ZADD', key('queue', tenant), score, request) == 1
   enter(tier == 'flex' and FLEX or STANDARD, tenant)
+  if tier ~= 'flex' then
+    enter_reserved(tenant)
+  end
   if tier == 'priority' then
     enter(PRIORITY, tenant)
   end
@@ -158,6 +214,7 @@ local function push_request(arrival)
   else
     redis.call('HSET', key('weights'), tenant, ARGV[9])
   end
+  put_share(tenant, tonumber(ARGV[12]))
   put_in_queue(tenant, request, tier, arrival)
   if tier == 'flex' then
     redis.call('ZADD', key('flex'), int(now), request)

@@ -3,7 +3,7 @@
 -- ARGV: the arguments of enqueue.lua, is_forced ('1': whoever has the request loses it)
 -- Returns 'queued', or 'known' where it is done already (a repeated call does nothing). Unless
 -- forced: 'alive' where the engine lives after all, 'gone' where the request is not here.
-local request, tenant, epoch, is_forced = ARGV[1], ARGV[2], tonumber(ARGV[8]), ARGV[12] == '1'
+local request, tenant, epoch, is_forced = ARGV[1], ARGV[2], tonumber(ARGV[8]), ARGV[13] == '1'
 local body, leases = key('request', request), key('leases')
 local lease = redis.call('HGET', leases, request)
 local body_epoch = tonumber(redis.call('HGET', body, 'epoch') or -1)
