@@ -8,8 +8,8 @@ every accepted one is or will be seen to have ended, and every lease is released
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, closing
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, closing, contextmanager
 from functools import partial
 
 from app.adapters.resolver import ResolvedModel
@@ -19,8 +19,10 @@ from app.completions.admitting import admitted
 from app.completions.door import refuse_overload
 from app.completions.engine_errors import to_api_error
 from app.completions.service_class import ServiceClass
+from app.completions.telemetry import traced, watched
 from app.context import AppContext
 from app.errors import UnavailableError
+from app.metrics.answers import AnswerWatch
 from app.requests.acceptance import NOT_ENQUEUED
 from app.requests.acceptance_repository import NewRequest
 from engine.messages import EngineRequest, FinishReason, TokenOutput
@@ -31,8 +33,11 @@ from engine.transport.output_stream import OutputStream
 class Outputs:
     """Outputs of several sequences as they come; each sequence is named by its place."""
 
-    def __init__(self, streams: Sequence[OutputStream], decision: Decision) -> None:
+    def __init__(
+        self, streams: Sequence[OutputStream], decision: Decision, watch: AnswerWatch
+    ) -> None:
         self.decision = decision
+        self._watch = watch
         self._streams = list(streams)
         self._waiting = {self._wait_for(i): i for i in range(len(streams))}
 
@@ -47,6 +52,7 @@ class Outputs:
         arrived = sorted((self._waiting.pop(task), task) for task in done)
         outputs = [(place, _checked(task.result())) for place, task in arrived]
         for place, output in outputs:
+            self._watch.took(place, output)
             if output.finish_reason is None:
                 self._waiting[self._wait_for(place)] = place
         return outputs
@@ -59,6 +65,8 @@ class Outputs:
         for task in [task for task, i in self._waiting.items() if i == place]:
             del self._waiting[task]
             task.cancel()
+        if reason == FinishReason.STOP:
+            self._watch.ended(place, reason)
         self._streams[place].close(reason)
 
     def close_all(self, reason: str = FinishReason.ABORT.value) -> None:
@@ -93,10 +101,11 @@ async def running(
     Raises ApiError (429) where a limit refuses it, UnavailableError without queue
     or registry, where too much waits, or where the ledger is far behind.
     """
-    if context.queue.usage_backlog > context.settings.max_usage_backlog:
-        raise UnavailableError(internal="ledger: no worker takes in what was used")
-    await refuse_overload(context, principal, asked)
     async with AsyncExitStack() as stack:
+        watch = stack.enter_context(watched(context, model, requests, num_choices_per_prompt))
+        if context.queue.usage_backlog > context.settings.max_usage_backlog:
+            raise UnavailableError(internal="ledger: no worker takes in what was used")
+        await refuse_overload(context, principal, asked)
         admission = await stack.enter_async_context(
             admitted(context, principal, model, requests, num_choices_per_prompt)
         )
@@ -114,11 +123,11 @@ async def running(
         await context.acceptance.accept(rows, is_hurried=context.registry.availability.is_away)
         admission.is_accepted = True
         streams: list[OutputStream] = []
-        stack.callback(_disown_unsubmitted, context, requests, streams)
-        for request in requests:
-            stream = await _submit(context, request, asked.queue_timeout_s)
-            streams.append(stack.enter_context(closing(stream)))
-        outputs = Outputs(streams, admission.decision)
+        with _disowning(context, requests, streams):
+            for request in requests:
+                stream = await _submit(context, traced(request), asked.queue_timeout_s)
+                streams.append(stack.enter_context(closing(stream)))
+        outputs = Outputs(streams, admission.decision, watch)
         stack.callback(outputs.close_all)
         yield outputs
 
@@ -150,12 +159,23 @@ def _new_request(
     )
 
 
-def _disown_unsubmitted(
+@contextmanager
+def _disowning(
     context: AppContext, requests: Sequence[EngineRequest], streams: Sequence[OutputStream]
-) -> None:
-    """What was accepted and not submitted, because one before it could not be, has ended too."""
-    for request in requests[len(streams) :]:
-        context.queue.disown(request, NOT_ENQUEUED)
+) -> Iterator[None]:
+    """Where the block fails, what was accepted and has no stream has ended too.
+
+    If it was cancelled, its client has gone, as it does from the queue a moment later.
+    """
+    reason = NOT_ENQUEUED
+    try:
+        yield
+    except asyncio.CancelledError:
+        reason = FinishReason.ABORT.value
+        raise
+    finally:
+        for request in requests[len(streams) :]:
+            context.queue.disown(request, reason)
 
 
 async def _submit(

@@ -11,9 +11,11 @@ import httpx
 import pytest
 from fastapi import FastAPI
 from redis.asyncio import Redis
+from sqlalchemy import text
 
 from app.api import create_app
 from app.context import AppContext, open_context
+from app.db import Database
 from app.requests.consumer import UsageConsumer
 from app.settings import Settings
 from engine.messages import EngineError, EngineRequest
@@ -25,6 +27,7 @@ from tests.builders.server import serving
 from tests.builders.stub_engine import StubEngine
 from tests.builders.tiny_base import MODEL_ID
 from tests.builders.waiting import eventually, until
+from tests.fixtures.servers import TestDatabase
 
 PATH = "/v1/completions"
 
@@ -130,6 +133,30 @@ async def test_a_client_that_goes_in_the_queue_pays_for_nothing(
     calling = asyncio.create_task(client.post(PATH, json=body()))
     await until(lambda: context.queue.num_in_flight == 1)
     calling.cancel()
+    [final] = await ended(rows, consumer, 1)
+    assert (final["finish_reason"], final["num_generated_tokens"]) == ("abort", 0)
+
+
+async def test_a_client_that_goes_while_its_request_is_being_queued_pays_for_nothing(
+    client: httpx.AsyncClient,
+    rows: Rows,
+    consumer: UsageConsumer,
+    context: AppContext,
+    queue: Redis,
+    database: TestDatabase,
+) -> None:
+    """Its row is committed, and Redis has not answered yet; the ledger has one word for both."""
+    owner = Database(database.owner_url, pool_size=1)
+    async with owner.session() as session:
+        await session.execute(text("LOCK TABLE requests IN EXCLUSIVE MODE"))
+        calling = asyncio.create_task(client.post(PATH, json=body()))
+        await until(lambda: context.admission.num_held == 1)
+        await queue.execute_command("CLIENT", "PAUSE", "30000", "WRITE")
+    await owner.close()
+    await until(lambda: context.queue.num_in_flight == 1)
+    calling.cancel()
+    await until(lambda: context.queue.num_in_flight == 0)
+    await queue.execute_command("CLIENT", "UNPAUSE")
     [final] = await ended(rows, consumer, 1)
     assert (final["finish_reason"], final["num_generated_tokens"]) == ("abort", 0)
 
