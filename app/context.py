@@ -33,7 +33,7 @@ from lora.store import AdapterStore, open_store
 
 NUM_WARM_CONNECTIONS = 4
 STATEMENT_TIMEOUT_S = 5.0
-REGISTRY_SHARE = 0.5  # of its patience, a request waits for the registry; acceptance has a quarter then
+REGISTRY_SHARE = 0.5  # of a request's patience with Postgres; its acceptance has a quarter then
 
 Clock = Callable[[], datetime]
 
