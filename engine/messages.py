@@ -47,6 +47,10 @@ class AdapterRef(msgspec.Struct, frozen=True, kw_only=True):
     tenant_id: str
     digest: str
     locator: str
+    certificate: str = ""
+    """What says that the digest was tried and found well: `engine.transport.certificates`."""
+    is_on_trial: bool = False
+    """It is loaded to be tried, and has no certificate yet."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,6 +91,8 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     service_tier: ServiceTier = ServiceTier.DEFAULT
     traceparent: str | None = None
     """Of the span that it belongs to (W3C Trace Context); None where it is not traced."""
+    wants_evidence: bool = False
+    """It is there to try an adapter, or the base beside it: nobody is billed for it."""
 
 
 class EngineError(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,6 +100,29 @@ class EngineError(msgspec.Struct, frozen=True, kw_only=True):
 
     code: str
     message: str
+
+
+class ModuleFigure(msgspec.Struct, frozen=True, kw_only=True):
+    """One adapted module, as it is served, beside a merge of its own into the base's weight.
+
+    `error`: of its output, relative to what the adapter adds. `effect`: the norm of the weight's
+    change over the norm of the weight.
+    """
+
+    module: str
+    error: float
+    effect: float
+
+
+class Evidence(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request that wants evidence is told besides its token.
+
+    `logits`: those of some ids that depend on the vocabulary's size alone. `modules`: of its
+    adapter, a few.
+    """
+
+    logits: tuple[float, ...]
+    modules: tuple[ModuleFigure, ...] = ()
 
 
 class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -114,6 +143,7 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """How long it waited at this engine until its adapter was there."""
     finish_reason: FinishReason | None = None
     error: EngineError | None = None
+    evidence: Evidence | None = None
 
 
 class OutputBatch(msgspec.Struct, frozen=True, kw_only=True):
