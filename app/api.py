@@ -6,6 +6,10 @@ port, and every route declares one of the policies of `app.auth`.
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
 from fastapi import APIRouter, Depends, FastAPI, Response
 
 import app.completions.endpoints
@@ -16,12 +20,13 @@ from app.admission import endpoints as admission
 from app.api_keys import endpoints as api_keys
 from app.audit import endpoints as audit
 from app.auth import public
+from app.body_timeout import BodyTimeout
 from app.context import AppContext
 from app.draining import Drain
 from app.error_handlers import install_error_handlers
 from app.errors import UnavailableError
 from app.front_door import FrontDoor
-from app.metrics import CONTENT_TYPE
+from app.metrics.api import ApiState
 from app.middleware import BodyLimit, RequestEdge
 from app.plans import endpoints as plans
 from app.prices import endpoints as prices
@@ -29,12 +34,14 @@ from app.promptly import promptly
 from app.requests import endpoints as requests
 from app.tenants import endpoints as tenants
 from app.usage import endpoints as usage
-from engine.transport.demand import Demand
+from engine.exposition import CONTENT_TYPE
 from engine.transport.errors import QueueUnavailableError
 
 TENANT_PREFIXES = ("/v1", "/t/{tenant}/v1")
 ADMIN_PREFIX = "/admin/v1"
 METRICS_TIMEOUT_S = 1.0
+
+T = TypeVar("T")
 
 
 def create_app(context: AppContext) -> FastAPI:
@@ -76,9 +83,12 @@ def _new_app(context: AppContext, drain: Drain) -> FastAPI:
     api.state.ctx = context
     install_error_handlers(api)
     api.include_router(health.router)
+    api.add_middleware(BodyTimeout, timeout_s=context.settings.body_timeout_s)
     api.add_middleware(BodyLimit, max_bytes=context.settings.max_body_bytes)
     api.add_middleware(FrontDoor, max_lag_s=context.settings.max_loop_lag_s)
-    api.add_middleware(RequestEdge, metrics=context.metrics, drain=drain)
+    api.add_middleware(
+        RequestEdge, metrics=context.metrics, drain=drain, tracer=context.tracer
+    )
     return api
 
 
@@ -87,14 +97,33 @@ def _metrics_router(context: AppContext) -> APIRouter:
 
     @router.get("/metrics")
     async def metrics() -> Response:
-        context.metrics.observe_demand(await _demand(context))
+        context.metrics.observe(await _state(context))
         return Response(context.metrics.render(), media_type=CONTENT_TYPE)
 
     return router
 
 
-async def _demand(context: AppContext) -> Demand | None:
+async def _state(context: AppContext) -> ApiState:
+    queue, registry, redis = context.queue, context.registry.availability, context.redis
+    demand, num_engines = await asyncio.gather(
+        _known(queue.demand()), _known(queue.num_engines())
+    )
+    return ApiState(
+        demand=demand,
+        num_engines=num_engines,
+        usage_backlog=queue.usage_backlog,
+        num_in_flight=queue.num_in_flight,
+        is_draining=context.drain.is_draining,
+        dependencies={
+            "registry": not registry.is_away,
+            "redis": queue.is_connected and not redis.is_away,
+        },
+    )
+
+
+async def _known(asking: Coroutine[Any, Any, T]) -> T | None:
+    """What the queue says, or None where it does not in time."""
     try:
-        return await promptly(context.queue.demand(), METRICS_TIMEOUT_S)
+        return await promptly(asking, METRICS_TIMEOUT_S)
     except (QueueUnavailableError, UnavailableError):
         return None

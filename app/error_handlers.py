@@ -14,6 +14,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope, Send
 
 from app.errors import (
     ApiError,
@@ -35,8 +36,20 @@ def install_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(QueueUnavailableError, _answer_queue_failure)
 
 
-def error_response(error: ApiError) -> JSONResponse:
-    return JSONResponse(error.body(), status_code=error.status, headers=error.headers)
+def error_response(error: ApiError) -> Response:
+    return _ErrorResponse(error)
+
+
+class _ErrorResponse(JSONResponse):
+    """Leaves the error's code with the request, for the log and the metrics (`RequestEdge`)."""
+
+    def __init__(self, error: ApiError) -> None:
+        super().__init__(error.body(), status_code=error.status, headers=error.headers)
+        self._code = error.code
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope.setdefault("state", {})["error_code"] = self._code
+        await super().__call__(scope, receive, send)
 
 
 def internal_error() -> ApiError:
@@ -77,6 +90,14 @@ def _from_http_exception(error: HTTPException) -> ApiError:
                 "invalid_request_error",
                 "The method is not allowed for this path.",
                 headers=error.headers,
+            )
+        case 408:
+            return ApiError(
+                408,
+                "body_timeout",
+                "timeout",
+                "The request body did not arrive in time.",
+                headers={"connection": "close"},
             )
         case 413:
             return PayloadTooLargeError("The request body is too large.")

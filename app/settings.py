@@ -62,7 +62,8 @@ class Settings(WorkerSettings):
     process, and never another. `dependency_timeout_s` is what a request waits for Postgres or Redis
     before it is answered 503. So is every request while more than `max_usage_backlog` records wait
     in Redis for a worker: 60 MB of what is not yet in the ledger. A client that takes nothing of
-    its stream for `client_stall_timeout_s` is cut off.
+    its stream for `client_stall_timeout_s` is cut off, and one whose body has not come after
+    `body_timeout_s` (and as long as 16 KiB/s take) is answered 408.
     `queue_timeout_s` is what a request waits for an engine where it does not say so itself, and
     `max_queue_timeout_s` what it may say. A request that could expect to wait for more than
     `max_queue_wait_s` (flex: than its own time-out) is answered 503 at once, and so is every one
@@ -72,6 +73,8 @@ class Settings(WorkerSettings):
     `drain_s`.
     `failover_timeout_s` is what a request whose engine died waits for another one.
     `max_file_bytes` is what one file may hold, `max_tenant_file_bytes` all of a tenant's together.
+    `metrics_top_tenants`: how many tenants have metrics of their own. `otlp_endpoint`, which is
+    OpenTelemetry's own variable, takes traces.
     """
 
     key_pepper: SecretStr = Field(min_length=16)
@@ -90,6 +93,7 @@ class Settings(WorkerSettings):
     database_pool_size: int = Field(default=20, ge=1)
     dependency_timeout_s: float = Field(default=0.2, gt=0)
     client_stall_timeout_s: float = Field(default=30.0, gt=0)
+    body_timeout_s: float = Field(default=30.0, gt=0)
     failover_timeout_s: float = Field(default=60.0, gt=0)
     drain_delay_s: float = Field(default=0.0, ge=0)
     drain_s: float = Field(default=30.0, ge=0)
@@ -99,4 +103,6 @@ class Settings(WorkerSettings):
     max_queued_requests: int = Field(default=10_000, ge=1)
     max_loop_lag_s: float = Field(default=0.25, gt=0)
     max_usage_backlog: int = Field(default=200_000, ge=0)
+    metrics_top_tenants: int = Field(default=20, ge=0, le=1000)
+    otlp_endpoint: str | None = Field(default=None, validation_alias="OTEL_EXPORTER_OTLP_ENDPOINT")
     api_id: str = Field(default_factory=lambda: f"api-{secrets.token_hex(6)}")
