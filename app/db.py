@@ -17,6 +17,7 @@ import structlog
 from sqlalchemy import exc, text
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 
+from app.database_url import connect_args
 from app.errors import UnavailableError
 
 log = structlog.get_logger()
@@ -48,16 +49,16 @@ class Database:
         self, url: str, *, pool_size: int = 5, statement_timeout_s: float | None = None
     ) -> None:
         """statement_timeout_s: from when on a Postgres that says nothing counts as away."""
-        connect_args: dict[str, Any] = {"timeout": CONNECT_TIMEOUT_S}
+        options: dict[str, Any] = {"timeout": CONNECT_TIMEOUT_S} | connect_args(url)
         if statement_timeout_s is not None:
-            connect_args["command_timeout"] = statement_timeout_s
+            options["command_timeout"] = statement_timeout_s
         self.engine = create_async_engine(
             url,
             pool_size=pool_size,
             max_overflow=0,
             pool_timeout=POOL_TIMEOUT_S,
             pool_pre_ping=True,
-            connect_args=connect_args,
+            connect_args=options,
         )
         self._sessions = async_sessionmaker(self.engine, expire_on_commit=False)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import ssl
 import time
 from pathlib import Path
 
@@ -16,9 +17,9 @@ import asyncpg
 import structlog
 from alembic import command
 from alembic.config import Config
-from sqlalchemy import make_url
 
 import migrations
+from app.database_url import connect
 from app.logging import configure_logging
 
 log = structlog.get_logger()
@@ -51,15 +52,16 @@ def migrate(owner_url: str, revision: str = "head") -> None:
 async def wait_for_database(url: str, timeout_s: float) -> None:
     """Return when the database accepts this role. Raises what it said last, after `timeout_s`.
 
-    A refusal (a wrong password, no such database) is raised at once.
+    A refusal (a wrong password, no such database, a strange certificate) is raised at once.
     """
-    dsn = make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
     give_up_at = time.monotonic() + timeout_s
     while True:
         try:
-            connection = await asyncpg.connect(dsn, timeout=CONNECT_TIMEOUT_S)
+            connection = await connect(url, timeout_s=CONNECT_TIMEOUT_S)
             await connection.close()
             return
+        except ssl.SSLCertVerificationError:
+            raise
         except _NOT_YET as error:
             if time.monotonic() >= give_up_at:
                 raise

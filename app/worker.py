@@ -15,11 +15,11 @@ from pathlib import Path
 
 import asyncpg
 import structlog
-from sqlalchemy import make_url
 
 from app.adapters.jobs import JobRunner
 from app.adapters.jobs_repository import JOBS_CHANNEL
 from app.context import utc_now
+from app.database_url import connect
 from app.db import CONNECT_TIMEOUT_S, Database
 from app.errors import UnavailableError
 from app.logging import configure_logging
@@ -108,10 +108,7 @@ async def _listening(
 ) -> AsyncIterator[tuple[asyncpg.Connection, asyncio.Event]]:
     """A connection that listens, and an event: a job was queued, or the connection was lost."""
     notified = asyncio.Event()
-    dsn = make_url(database_url).set(drivername="postgresql")
-    connection = await asyncpg.connect(
-        dsn.render_as_string(hide_password=False), timeout=CONNECT_TIMEOUT_S
-    )
+    connection = await connect(database_url, timeout_s=CONNECT_TIMEOUT_S)
     try:
         connection.add_termination_listener(lambda _: notified.set())
         await connection.add_listener(JOBS_CHANNEL, lambda *_: notified.set())

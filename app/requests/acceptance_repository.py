@@ -1,8 +1,9 @@
 """The SQL of acceptance, on one connection of its own.
 
 Plain asyncpg, without a session or a pool: an acceptance is one statement, one round trip and one
-commit, whatever the number of rows. Knows nothing of who waits for it. Invariants: the connection's
-scope lets it add requests and see none; the same row may be sent again.
+commit, whatever the number of rows. Knows nothing of who waits for it. Invariants: each statement's
+scope lets it add requests and see none, and is over with its transaction, because a pooler may give
+the connection to somebody else then; the same row may be sent again.
 """
 
 from __future__ import annotations
@@ -13,22 +14,22 @@ from datetime import datetime
 from operator import attrgetter
 
 import asyncpg
-from sqlalchemy import make_url
 
+from app.database_url import connect
 from app.db import CONNECT_TIMEOUT_S
 
 STATEMENT_TIMEOUT_S = 1.0
 LOST = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError)
 
-_SCOPE = "SELECT set_config('app.scope', 'acceptance', false)"
 _LEDGER_SCOPE = "SELECT set_config('app.scope', 'ledger', true)"
 _ACCEPT = """
+WITH scope AS MATERIALIZED (SELECT set_config('app.scope', 'acceptance', true))
 INSERT INTO requests (request_id, tenant_id, accepted_at, api_id, key_id, model,
     adapter_version_id, adapter_digest, num_prompt_tokens, max_tokens, adapter_id, base_model_id,
     service_tier, is_first_choice, decision)
-SELECT * FROM unnest($1::text[], $2::text[], $3::timestamptz[], $4::text[], $5::text[], $6::text[],
-    $7::text[], $8::text[], $9::integer[], $10::integer[], $11::text[], $12::text[], $13::text[],
-    $14::boolean[], $15::jsonb[])
+SELECT request.* FROM scope, unnest($1::text[], $2::text[], $3::timestamptz[], $4::text[],
+    $5::text[], $6::text[], $7::text[], $8::text[], $9::integer[], $10::integer[], $11::text[],
+    $12::text[], $13::text[], $14::boolean[], $15::jsonb[]) AS request
 """
 # It waits for a transaction that is still about to commit the same row, so that none is missed.
 _SETTLE_REQUESTS = """
@@ -80,21 +81,14 @@ class AcceptanceConnection:
     """Connects when it has to. Every method raises one of `LOST`, and is disconnected then."""
 
     def __init__(self, database_url: str) -> None:
-        dsn = make_url(database_url).set(drivername="postgresql")
-        self._dsn = dsn.render_as_string(hide_password=False)
+        self._url = database_url
         self._connection: asyncpg.Connection | None = None
 
     async def connect(self) -> None:
         """Does nothing where there is a connection."""
         if self._connection is not None and not self._connection.is_closed():
             return
-        connection = await asyncpg.connect(self._dsn, timeout=CONNECT_TIMEOUT_S)
-        try:
-            await connection.execute(_SCOPE, timeout=STATEMENT_TIMEOUT_S)
-        except BaseException:
-            connection.terminate()
-            raise
-        self._connection = connection
+        self._connection = await connect(self._url, timeout_s=CONNECT_TIMEOUT_S)
 
     async def insert(self, requests: Sequence[NewRequest]) -> None:
         """Add these rows: all of them, or none. Where it raises it may have added them."""
