@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Many
 from typing import Any, Protocol
 
+import msgspec
 import structlog
 
 from engine.adapter_tier import AdapterTier
@@ -32,7 +33,9 @@ from engine.messages import (
     AdapterRef,
     EngineError,
     EngineRequest,
+    Evidence,
     FinishReason,
+    ModuleFigure,
     OutputBatch,
     TokenOutput,
 )
@@ -52,6 +55,9 @@ log = structlog.get_logger()
 
 POISONED = EngineError(
     code="request_poisoned", message="Engines that ran this request have failed."
+)
+UNCERTIFIED = EngineError(
+    code="adapter_uncertified", message="The adapter has no valid certificate on this base."
 )
 MAX_DEATHS = 1
 """Engines that a request may have seen die; one more is no accident."""
@@ -89,6 +95,9 @@ class Loader(Protocol):
 
     def take_completed(self) -> list[LoadResult]: ...
 
+    def figures_of(self, ref: AdapterRef) -> tuple[ModuleFigure, ...]:
+        """What was measured of an adapter that was loaded on trial; empty where nothing was."""
+
 
 class EngineCore:
     """One base model, its page pool, and the sequences that share them."""
@@ -102,8 +111,13 @@ class EngineCore:
         engine_id: str,
         *,
         clock: Callable[[], float] = time.perf_counter,
+        admits: Callable[[AdapterRef], bool] = lambda ref: True,
     ) -> None:
-        """clock: seconds that only grow; what speeds are measured with."""
+        """clock: seconds that only grow; what speeds are measured with.
+
+        admits: whether an adapter may be used; not asked of one that is on trial.
+        """
+        self._admits = admits
         self._config = config
         self._clock = clock
         self._base = base
@@ -302,7 +316,7 @@ class EngineCore:
                 if isinstance(outcome, EngineError):
                     self._fail([sequence], outcome)
                 elif update(sequence, outcome):
-                    answers[sequence.request.api_id].append(_output(sequence))
+                    answers[sequence.request.api_id].append(self._output(sequence))
             except Exception:  # the edge of a row
                 if sequence.is_finished:
                     raise  # the books are at fault, and they are everybody's
@@ -325,6 +339,10 @@ class EngineCore:
         if request.num_deaths > MAX_DEATHS:
             log.error("request_poisoned", request_id=request.request_id)
             return POISONED
+        adapter, is_trial = request.adapter, request.wants_evidence
+        if adapter is not None and not (is_trial and adapter.is_on_trial or self._admits(adapter)):
+            log.error("adapter_uncertified", request_id=request.request_id, digest=adapter.digest)
+            return UNCERTIFIED
         num_tokens = len(request.prompt_token_ids) + len(request.delivered_token_ids)
         known = range(self._base.vocab_size)
         if not request.prompt_token_ids or num_tokens >= self._base.max_model_len:
@@ -357,6 +375,15 @@ class EngineCore:
             error=error,
         )
         self._answers[sequence.request.api_id].append(output)
+
+    def _output(self, sequence: Sequence) -> TokenOutput:
+        """Its newest token, and what it is told besides."""
+        output, adapter = _output(sequence), sequence.adapter
+        if not sequence.request.wants_evidence:
+            return output
+        modules = () if adapter is None else self._loader.figures_of(adapter)
+        evidence = Evidence(logits=sequence.told_logits, modules=modules)
+        return msgspec.structs.replace(output, evidence=evidence)
 
     def _take_answers(self) -> dict[str, OutputBatch]:
         answers, self._answers = self._answers, defaultdict(list)

@@ -20,6 +20,7 @@ from engine.adapter_pages import HostPages
 from engine.config import EngineConfig
 from engine.device import Device, Event
 from engine.device_batch import BatchPlanner, is_decode
+from engine.evidence import take_evidence
 from engine.forward_batch import ForwardBatch, StepLayout, lay_out
 from engine.graphs import DecodeGraphs, buckets
 from engine.kv_cache import PagedKVCache
@@ -138,6 +139,7 @@ class GpuRunner:
             last_id = self._base.vocab_size - 1
             torch.clamp(outcome, 0, last_id, out=self._sampled[:num_rows])
             ids.copy_(outcome, non_blocking=True)
+            take_evidence(logits, layout.sampling)
         return LaunchedStep(layout.sampling, ids, self._device.record())
 
     def _compute(self, batch: ForwardBatch) -> Tensor:

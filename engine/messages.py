@@ -12,6 +12,9 @@ from typing import Annotated
 
 import msgspec
 
+TRIAL_TENANT = "trial"
+"""Whose requests try adapters: nobody is billed for them, and no ledger hears of them."""
+
 API_LOST = "api_lost"
 """How a request ends whose API process died: said by its engine, or by the sweeper."""
 

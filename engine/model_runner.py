@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from engine.config import EngineConfig
+from engine.evidence import take_evidence
 from engine.forward_batch import ForwardBatch, build_forward_batch, lay_out
 from engine.kv_cache import CacheShape, LayeredKVCache
 from engine.models.decoder import Decoder
@@ -59,6 +60,7 @@ class ModelRunner:
         logits = self.forward(batch)
         if not batch.sampling:
             return CompletedStep([], [])
+        take_evidence(logits, batch.sampling)
         outcomes = sample_rows(logits, batch.sampling, batch.draws, self._ops)
         return CompletedStep(batch.sampling, outcomes)
 

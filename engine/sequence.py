@@ -53,6 +53,8 @@ class Sequence:
         self.max_num_tokens = 0
         """It ends when it has so many: as are wanted, or have room. Known when it is admitted."""
         self.finish_reason: FinishReason | None = None
+        self.told_logits: tuple[float, ...] = ()
+        """Where its request wants evidence: some of those that its newest token was drawn from."""
 
     @property
     def request_id(self) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from redis.asyncio import Redis
 
-from engine.messages import EngineRequest, UsageAuthor, UsageRecord
+from engine.messages import TRIAL_TENANT, EngineRequest, UsageAuthor, UsageRecord
 from engine.transport import keys
 from engine.transport.codec import Codec
 from engine.transport.connection import translated_errors
@@ -39,11 +39,15 @@ class UsageReporter:
         return len(self._unsent)
 
     def add(self, record: UsageRecord) -> None:
+        if record.tenant_id == TRIAL_TENANT:
+            return
         self._unsent.append(record)
         self._has_unsent.set()
         self.remember(record)
 
     def remember(self, record: UsageRecord) -> None:
+        if record.tenant_id == TRIAL_TENANT:
+            return
         now = self._clock()
         self._remembered.append((now, record))
         while now - self._remembered[0][0] > REMEMBERED_S:
