@@ -19,6 +19,11 @@ from redis.exceptions import RedisError
 from redis.retry import Retry
 
 from engine.transport.errors import QueueUnavailableError
+from engine.transport.sentinel import (
+    names_sentinels,
+    open_async_primary_pool,
+    open_primary_pool,
+)
 
 SOCKET_TIMEOUT_S = 5.0  # longer than any blocking command asks for
 CONNECT_TIMEOUT_S = 2.0
@@ -34,7 +39,9 @@ _OPTIONS: dict[str, Any] = {
 
 def open_redis(url: str, *, max_connections: int) -> redis.Redis:
     """A blocking client that several threads may share; a connection per call in flight."""
-    pool = redis.BlockingConnectionPool.from_url(
+    is_watched = names_sentinels(url)
+    open_pool = open_primary_pool if is_watched else redis.BlockingConnectionPool.from_url
+    pool = open_pool(
         url,
         max_connections=max_connections,
         timeout=POOL_TIMEOUT_S,
@@ -46,7 +53,11 @@ def open_redis(url: str, *, max_connections: int) -> redis.Redis:
 
 def open_async_redis(url: str, *, max_connections: int) -> redis.asyncio.Redis:
     """An async client for one event loop."""
-    pool = redis.asyncio.BlockingConnectionPool.from_url(
+    is_watched = names_sentinels(url)
+    open_pool = (
+        open_async_primary_pool if is_watched else redis.asyncio.BlockingConnectionPool.from_url
+    )
+    pool = open_pool(
         url,
         max_connections=max_connections,
         timeout=POOL_TIMEOUT_S,
