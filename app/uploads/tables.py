@@ -80,7 +80,7 @@ class UploadPart(Table):
 
 
 class UploadCount(Table):
-    """How many uploads and imports a tenant began on a day (UTC), refused ones too."""
+    """How many uploads and imports a tenant began on a day (UTC), whatever became of them."""
 
     __tablename__ = "upload_counts"
 
