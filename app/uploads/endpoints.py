@@ -11,6 +11,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Path, Request, Response
 
 from app.adapters.schemas import VersionView
+from app.adapters.service import find_adapter
 from app.adapters.tenancy import (
     Owned,
     OwnedSession,
@@ -55,7 +56,7 @@ async def create_upload(
 async def list_uploads(
     adapter: str, request: Request, owned: OwnedSession, paging: Paging
 ) -> Page[UploadView]:
-    row = await service.find_adapter(owned.session, owned.tenant_id, adapter)
+    row = await find_adapter(owned.session, owned.tenant_id, adapter)
     uploads = UploadRepository(owned.session, owned.tenant_id)
     rows = await uploads.list_page(row.id, paging.after, paging.num_rows)
     parts = await uploads.parts_of([upload.id for upload in rows])
