@@ -13,8 +13,8 @@ import asyncio
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-MIN_BYTES_PER_S = 16_384
-"""A modem's 128 kbit/s."""
+MIN_BYTES_PER_S = 8 << 10
+"""What an upload must bring, too."""
 
 
 class BodyTimeout:

@@ -63,7 +63,7 @@ class Settings(WorkerSettings):
     before it is answered 503. So is every request while more than `max_usage_backlog` records wait
     in Redis for a worker: 60 MB of what is not yet in the ledger. A client that takes nothing of
     its stream for `client_stall_timeout_s` is cut off, and one whose body has not come after
-    `body_timeout_s` (and as long as 16 KiB/s take) is answered 408.
+    `body_timeout_s` (and as long as it takes at 8 KiB/s) is answered 408.
     `queue_timeout_s` is what a request waits for an engine where it does not say so itself, and
     `max_queue_timeout_s` what it may say. A request that could expect to wait for more than
     `max_queue_wait_s` (flex: than its own time-out) is answered 503 at once, and so is every one
