@@ -1,8 +1,10 @@
 """Adapters from the store to weights, on threads of their own: never on the step loop.
 
-Checks the digest of what it reads; the runner's `prepare` puts it into the device's form, here
-too, since that takes long. What is missing or damaged is fetched once more; if that does not help
-it is a result, not an exception: it fails the requests for that adapter and nothing else.
+Loads what is certified, or on trial: then a few of its modules are measured on the way
+(`engine/module_check.py`). Checks the digest of what it reads; the runner's `prepare` puts it into
+the device's form, here too, since that takes long. What is missing or damaged is fetched once more;
+if that does not help it is a result, not an exception: it fails the requests for that adapter and
+nothing else.
 """
 
 from __future__ import annotations
@@ -12,18 +14,20 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from threading import Thread
+from threading import Lock, Thread
 
 import structlog
 
 from engine.adapter_weights import HostWeights
-from engine.messages import AdapterRef, EngineError
-from engine.residency import LoadResult
+from engine.messages import AdapterRef, EngineError, ModuleFigure
+from engine.module_check import check_modules, sampled_modules
+from engine.residency import AdapterKey, LoadResult, adapter_key
+from engine.transport.certificates import UNCERTIFIED
 from lora.base_copies import check_against_base
 from lora.base_spec import BaseSpec
 from lora.base_tensors import BaseTensors
 from lora.digest import adapter_digest, hash_file
-from lora.manifest import ManifestError, read_manifest
+from lora.manifest import AdapterManifest, ManifestError, read_manifest
 from lora.store import (
     ADAPTER_FILES,
     CONFIG_FILE,
@@ -43,6 +47,7 @@ CORRUPT = EngineError(code="adapter_corrupt", message="The adapter's files are d
 FAILED = EngineError(code="adapter_load_failed", message="The adapter could not be loaded.")
 
 CLOSE_TIMEOUT_S = 5.0
+MAX_FIGURES = 256  # adapters whose figures are remembered
 
 
 class AdapterLoader:
@@ -57,7 +62,12 @@ class AdapterLoader:
         prepare: Callable[[LoraWeights], HostWeights] = lambda weights: weights,
         num_threads: int = 2,
         on_completed: Callable[[], None] = lambda: None,
+        admits: Callable[[AdapterRef], bool] = lambda ref: True,
     ) -> None:
+        """admits: whether an adapter may be loaded; not asked of one that is on trial."""
+        self._admits = admits
+        self._figures: dict[AdapterKey, tuple[ModuleFigure, ...]] = {}
+        self._remembering = Lock()
         self._store = store
         self._base = base
         self._base_tensors = base_tensors
@@ -85,6 +95,10 @@ class AdapterLoader:
             except Empty:
                 return results
 
+    def figures_of(self, ref: AdapterRef) -> tuple[ModuleFigure, ...]:
+        """What was measured when `ref` was last loaded on trial, if it was lately."""
+        return self._figures.get(adapter_key(ref), ())
+
     def close(self) -> None:
         """Wait a while for the loads under way; drop those that have not begun.
 
@@ -107,6 +121,9 @@ class AdapterLoader:
         self._on_completed()
 
     def _load(self, ref: AdapterRef) -> LoadResult:
+        if not (ref.is_on_trial or self._admits(ref)):
+            log.error("adapter_uncertified", digest=ref.digest)
+            return LoadResult(ref, weights=None, error=UNCERTIFIED)
         try:
             return self._read_twice(ref)
         except (AdapterMissingError, StoreUnavailableError, FileNotFoundError):
@@ -135,12 +152,25 @@ class AdapterLoader:
         found = adapter_digest(hash_file(path) for path in files)
         if found != ref.digest:
             raise AdapterStoreError(f"files of {ref.digest} hash to {found}")
-        weights = self._prepare(self._load_weights(folder))
+        weights = self._prepare(self._load_weights(folder, ref))
         return LoadResult(ref, weights, seconds=time.perf_counter() - started_at)
 
-    def _load_weights(self, folder: Path) -> LoraWeights:
+    def _load_weights(self, folder: Path, ref: AdapterRef) -> LoraWeights:
         path = folder / WEIGHTS_FILE
         manifest = read_manifest((folder / CONFIG_FILE).read_bytes(), path, self._base)
         if findings := check_against_base(path, manifest, self._base_tensors.files):
             raise ManifestError(findings)
-        return load_weights(manifest, path, self._base, self._base_tensors)
+        weights = load_weights(manifest, path, self._base, self._base_tensors)
+        if ref.is_on_trial:
+            self._measure(ref, manifest, path, weights)
+        return weights
+
+    def _measure(
+        self, ref: AdapterRef, manifest: AdapterManifest, path: Path, weights: LoraWeights
+    ) -> None:
+        modules = sampled_modules(manifest, ref.digest)
+        figures = check_modules(modules, path, weights, self._base, self._base_tensors)
+        with self._remembering:
+            while len(self._figures) >= MAX_FIGURES:
+                del self._figures[next(iter(self._figures))]
+            self._figures[adapter_key(ref)] = figures

@@ -49,15 +49,13 @@ from engine.speeds import Speeds
 from engine.step_handle import StepHandle
 from engine.stopwatch import Stopwatch
 from engine.swapping import PageMover, Swapping
+from engine.transport.certificates import UNCERTIFIED
 from lora.base_spec import BaseSpec
 
 log = structlog.get_logger()
 
 POISONED = EngineError(
     code="request_poisoned", message="Engines that ran this request have failed."
-)
-UNCERTIFIED = EngineError(
-    code="adapter_uncertified", message="The adapter has no valid certificate on this base."
 )
 MAX_DEATHS = 1
 """Engines that a request may have seen die; one more is no accident."""

@@ -15,7 +15,11 @@ import hmac
 
 import msgspec
 
-from engine.messages import ModuleFigure
+from engine.messages import EngineError, ModuleFigure
+
+UNCERTIFIED = EngineError(
+    code="adapter_uncertified", message="The adapter has no valid certificate on this base."
+)
 
 _DOMAIN = b"tenfold adapter certificate 1"
 _FIGURES_CHARS = 64

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from math import inf
 from threading import Timer
 
-from engine.messages import AdapterRef, EngineError
+from engine.messages import AdapterRef, EngineError, ModuleFigure
 from engine.residency import AdapterKey, LoadResult, adapter_key
 from tests.stub_engine.clock import Clock
 from tests.stub_engine.memory import PageMemory
@@ -81,6 +81,10 @@ class InstantLoader:
     def start(self, ref: AdapterRef) -> None:
         self.num_started += 1
         self._completed.append(ref)
+
+    def figures_of(self, ref: AdapterRef) -> tuple[ModuleFigure, ...]:
+        """There are no modules."""
+        return ()
 
     def take_completed(self) -> list[LoadResult]:
         taken, self._completed = self._completed, []

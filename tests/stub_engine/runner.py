@@ -22,6 +22,8 @@ from tests.stub_engine.loader import StubWeights
 from tests.stub_engine.memory import AdapterPart, Block, MisuseError, PageMemory, chained, root_of
 
 
+MAX_LOGIT = 1009  # a prime: what a stub tells for a logit, in the place of the many of a model
+
 @dataclass(frozen=True, slots=True)
 class StepCosts:
     """Seconds that a step takes: each, and for every token it computes."""
@@ -159,6 +161,7 @@ class HashRunner:
                 found = self.memory.append(rows.block_table, position, found, token_id)
             if rows.samples:
                 launched.sampled.append(found % self._vocab_size)
+                rows.sequence.told_logits = (float(found % MAX_LOGIT),)
 
 
 def generate(
