@@ -21,8 +21,8 @@ from tests.stub_engine.clock import Clock
 from tests.stub_engine.loader import StubWeights
 from tests.stub_engine.memory import AdapterPart, Block, MisuseError, PageMemory, chained, root_of
 
-
 MAX_LOGIT = 1009  # a prime: what a stub tells for a logit, in the place of the many of a model
+
 
 @dataclass(frozen=True, slots=True)
 class StepCosts:
