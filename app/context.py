@@ -15,6 +15,7 @@ from functools import partial
 from typing import cast
 
 from fastapi import Request
+from opentelemetry.trace import Tracer
 
 from app.admission.service import Admission
 from app.admission.settlement import load_spend
@@ -22,11 +23,12 @@ from app.availability import Availability
 from app.completions.tokenizer import Tokenizer
 from app.db import Database
 from app.draining import Drain
-from app.metrics import Metrics
+from app.metrics.api import ApiMetrics
 from app.registry_snapshot import RegistrySnapshot
 from app.requests.acceptance import Acceptance
 from app.revocations import Revocations
 from app.settings import Settings
+from engine.tracing import open_tracing
 from engine.transport.client import QueueClient
 from lora.base_spec import BaseSpec
 from lora.store import AdapterStore, open_store
@@ -51,7 +53,8 @@ class AppContext:
     redis: Availability
     admission: Admission
     acceptance: Acceptance
-    metrics: Metrics
+    metrics: ApiMetrics
+    tracer: Tracer
     drain: Drain
     now: Clock
 
@@ -59,6 +62,7 @@ class AppContext:
 @asynccontextmanager
 async def open_context(settings: Settings, now: Clock | None = None) -> AsyncIterator[AppContext]:
     """Connect to everything; `now` (for key expiry) defaults to the system's clock."""
+    tracing = open_tracing("api", settings.otlp_endpoint)
     base = await asyncio.to_thread(BaseSpec.from_folder, settings.model, settings.model_id)
     tokenizer = await asyncio.to_thread(Tokenizer.from_folder, settings.model)
     database = Database(
@@ -96,7 +100,8 @@ async def open_context(settings: Settings, now: Clock | None = None) -> AsyncIte
             redis=redis,
             admission=admission,
             acceptance=acceptance,
-            metrics=Metrics(),
+            metrics=ApiMetrics(settings.metrics_top_tenants),
+            tracer=tracing.tracer,
             drain=Drain(delay_s=settings.drain_delay_s, limit_s=settings.drain_s),
             now=now or utc_now,
         )
@@ -108,6 +113,7 @@ async def open_context(settings: Settings, now: Clock | None = None) -> AsyncIte
         await admission.close()
         await queue.close()
         await database.close()
+        await asyncio.to_thread(tracing.close)
 
 
 def utc_now() -> datetime:

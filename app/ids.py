@@ -40,6 +40,11 @@ def id_of_hex(prefix: Prefix, hex_digits: str) -> str:
     return f"{prefix}_{_digits(int(hex_digits, 16))}"
 
 
+def made_at(hex_digits: str) -> float:
+    """When an id was made, in seconds since 1970, from its number's 32 hex digits."""
+    return (int(hex_digits, 16) >> _RANDOM_BITS) / 1000
+
+
 def _digits(number: int) -> str:
     shifts = range(5 * (_NUM_DIGITS - 1), -1, -5)
     return "".join(_ALPHABET[number >> shift & 31] for shift in shifts)

@@ -1,7 +1,8 @@
 """The outermost layers of an application, as plain ASGI: they pass streams through untouched.
 
-`RequestEdge` gives every request its id, logs and counts it, and answers what nobody caught;
-`BodyLimit` stops a body that is too large while it arrives. Neither knows a route or a tenant.
+`RequestEdge` gives every request its id, logs, counts and traces it, and answers what nobody
+caught; `BodyLimit` stops a body that is too large while it arrives. Neither knows a route or a
+tenant.
 Invariant: every response carries `x-request-id` and `request-id`, made here and never taken from
 the client.
 """
@@ -9,8 +10,11 @@ the client.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import structlog
+from opentelemetry.trace import NoOpTracer, Span, SpanKind, Status, StatusCode, Tracer
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -19,20 +23,29 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from app.draining import Drain
 from app.error_handlers import error_response, internal_error
 from app.ids import new_id
-from app.metrics import Metrics
+from app.metrics.api import ApiMetrics
+from engine.tracing import context_of
 
 log = structlog.get_logger()
 
 CLIENT_CLOSED_REQUEST = 499  # nginx's number; for logs and metrics only
 UNMATCHED_ROUTE = "unmatched"
+UNTRACED = frozenset({"/livez", "/readyz", "/metrics"})
 UPLOAD_ROUTE_SUFFIX = "/versions"  # adapter uploads have their own, larger limit
 
 
 class RequestEdge:
-    def __init__(self, app: ASGIApp, metrics: Metrics, drain: Drain) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        metrics: ApiMetrics,
+        drain: Drain,
+        tracer: Tracer | None = None,
+    ) -> None:
         self.app = app
         self.metrics = metrics
         self.drain = drain
+        self.tracer = tracer or NoOpTracer()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -55,7 +68,7 @@ class RequestEdge:
 
         started_at = time.perf_counter()
         self.drain.enter()
-        with structlog.contextvars.bound_contextvars(request_id=request_id):
+        with self._traced(scope, request_id) as span, _logged(request_id, span):
             try:
                 await self.app(scope, receive, send_with_id)
             except ClientDisconnect:  # while it was sending: nobody is left to be answered
@@ -67,13 +80,56 @@ class RequestEdge:
                 await error_response(internal_error())(scope, receive, send_with_id)
             finally:
                 self.drain.leave()
-                self._record(scope, status, time.perf_counter() - started_at)
+                self._record(scope, status, time.perf_counter() - started_at, span)
 
-    def _record(self, scope: Scope, status: int, seconds: float) -> None:
+    def _record(self, scope: Scope, status: int, seconds: float, span: Span) -> None:
         route = getattr(scope.get("route"), "path", UNMATCHED_ROUTE)
         method = scope["method"] if route != UNMATCHED_ROUTE else "any"
-        self.metrics.observe_request(route, method, status, seconds)
-        log.info("http_request", route=route, method=method, status=status, ms=int(seconds * 1000))
+        code, actor = (scope["state"].get(name) for name in ("error_code", "actor"))
+        self.metrics.observe_request(route, method, status, seconds, code)
+        known = {"code": code, "actor": actor}
+        log.info(
+            "http_request",
+            route=route,
+            method=method,
+            status=status,
+            ms=int(seconds * 1000),
+            **{name: value for name, value in known.items() if value is not None},
+        )
+        if span.is_recording():
+            span.update_name(f"{method} {route}")
+            span.set_attributes({"http.route": route, "http.response.status_code": status})
+            if status >= 500:
+                span.set_status(Status(StatusCode.ERROR, code))
+
+    @contextmanager
+    def _traced(self, scope: Scope, request_id: str) -> Iterator[Span]:
+        """The request's span; whoever calls may say which trace it belongs to."""
+        if scope["path"] in UNTRACED:
+            yield NoOpTracer().start_span(scope["path"])
+            return
+        with self.tracer.start_as_current_span(
+            scope["method"],
+            context_of(Headers(scope=scope).get("traceparent")),
+            kind=SpanKind.SERVER,
+            attributes={
+                "http.request.method": scope["method"],
+                "tenfold.request_id": request_id,
+            },
+            record_exception=False,
+            set_status_on_exception=False,
+        ) as span:
+            yield span
+
+
+@contextmanager
+def _logged(request_id: str, span: Span) -> Iterator[None]:
+    """Until the block ends every event has the request's id, and its trace's if it has one."""
+    fields: dict[str, str] = {"request_id": request_id}
+    if span.is_recording():
+        fields["trace_id"] = f"{span.get_span_context().trace_id:032x}"
+    with structlog.contextvars.bound_contextvars(**fields):
+        yield
 
 
 class BodyLimit:

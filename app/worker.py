@@ -23,7 +23,8 @@ from app.database_url import connect
 from app.db import CONNECT_TIMEOUT_S, Database
 from app.errors import UnavailableError
 from app.logging import configure_logging
-from app.metrics import Metrics
+from app.metrics.drift import DriftWatch
+from app.metrics.worker import WorkerMetrics
 from app.requests.jobs import LedgerJobs
 from app.settings import WorkerSettings
 from app.usage.jobs import UsageJobs
@@ -57,18 +58,22 @@ async def run(settings: WorkerSettings) -> None:
     runner = JobRunner(database, store, base, utc_now, base_files)
     ledger = LedgerJobs(database, settings)
     usage = UsageJobs(database, settings, utc_now)
+    metrics = WorkerMetrics(database, settings.redis_url, ledger)
+    drift = DriftWatch(database, metrics, utc_now)
     log.info("worker_started")
     try:
         async with (
-            health_port(settings.health_host, settings.health_port, database, Metrics()),
+            health_port(settings.health_host, settings.health_port, database, metrics),
             asyncio.TaskGroup() as group,
         ):
             group.create_task(_do_jobs(settings.database_url, runner, stopping))
             group.create_task(ledger.run(stopping))
             group.create_task(usage.run(stopping))
+            group.create_task(drift.run(stopping))
     finally:
         await ledger.close()
         await usage.close()
+        await metrics.close()
         await database.close()
     log.info("worker_stopped")
 

@@ -18,12 +18,13 @@ from starlette.routing import Route
 
 from app.db import Database
 from app.errors import UnavailableError
-from app.metrics import CONTENT_TYPE, Metrics
+from app.metrics.worker import WorkerMetrics
+from engine.exposition import CONTENT_TYPE
 
 CHECK_TIMEOUT_S = 1.0
 
 
-def create_health_app(database: Database, metrics: Metrics) -> Starlette:
+def create_health_app(database: Database, metrics: WorkerMetrics) -> Starlette:
     async def livez(_: Request) -> Response:
         return JSONResponse({"status": "ok"})
 
@@ -34,6 +35,7 @@ def create_health_app(database: Database, metrics: Metrics) -> Starlette:
         return JSONResponse(body | {"checks": checks}, status_code=200 if is_ready else 503)
 
     async def render(_: Request) -> Response:
+        await metrics.look()
         return Response(metrics.render(), media_type=CONTENT_TYPE)
 
     return Starlette(
@@ -43,7 +45,7 @@ def create_health_app(database: Database, metrics: Metrics) -> Starlette:
 
 @asynccontextmanager
 async def health_port(
-    host: str, port: int | None, database: Database, metrics: Metrics
+    host: str, port: int | None, database: Database, metrics: WorkerMetrics
 ) -> AsyncIterator[None]:
     """Serve on `port` until the block ends; nothing where it is None."""
     if port is None:

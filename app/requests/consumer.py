@@ -63,6 +63,9 @@ class UsageConsumer:
         self._has_read_all = False
         self.is_caught_up = False
         """Whether the last read left nothing unread, and all of it is written."""
+        self.num_written = 0
+        self.num_refused = {"unreadable": 0, "refused": 0}
+        """Records that were given up, by why."""
 
     async def run_once(self) -> int:
         """Write what has come, waiting up to half a second for it; how many entries there were.
@@ -114,6 +117,7 @@ class UsageConsumer:
                 record = self._codec.decode_usage((fields or {}).get(b"record", b""))
                 deliveries.append((entry_id, record))
             except MessageDecodeError as error:
+                self.num_refused["unreadable"] += 1
                 log.error("usage_record_dropped", entry_id=entry_id.decode(), error=str(error))
                 unreadable.append(entry_id)
         if unreadable:
@@ -128,9 +132,11 @@ class UsageConsumer:
                 await ledger.open()
                 settlement = await write_records(ledger, records)
                 await session.commit()
+            self.num_written += len(records)
             await self._settler.apply(settlement)
         except DBAPIError as error:
             if len(records) == 1:
+                self.num_refused["refused"] += 1
                 log.error(
                     "usage_record_refused",
                     request_id=records[0].request_id,

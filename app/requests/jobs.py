@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 
 import structlog
@@ -41,6 +42,18 @@ class LedgerJobs:
         )
         self._settler = Settler(database, self._redis)
         self._sweeper = Sweeper(database, self._redis, api_lost_after_s=settings.api_lost_after_s)
+        self.num_swept = 0
+        """Requests that were ended for API processes that had died."""
+
+    @property
+    def num_written(self) -> int:
+        """Records that are in the ledger since this process began."""
+        return self._consumer.num_written
+
+    @property
+    def num_refused(self) -> Mapping[str, int]:
+        """Records that were given up, by why."""
+        return self._consumer.num_refused
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Whatever is due, one thing at a time."""
@@ -53,7 +66,7 @@ class LedgerJobs:
                     partitions_at = now + PARTITION_INTERVAL_S
                 await self._consumer.run_once()
                 if now >= sweep_at and self._consumer.is_caught_up:
-                    await self._sweeper.sweep()
+                    self.num_swept += await self._sweeper.sweep()
                     await self._settler.look_after()
                     sweep_at = now + self._sweep_interval_s
             except (UnavailableError, QueueUnavailableError) as error:
