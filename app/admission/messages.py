@@ -131,6 +131,15 @@ class OpenSequence(msgspec.Struct, frozen=True, kw_only=True):
     day: int
 
 
+class LatelyUsed(msgspec.Struct, frozen=True, kw_only=True):
+    """What one subject had about `age_ms` ago: a part of its minute's windows."""
+
+    subject: str
+    age_ms: int
+    requests: int
+    tokens: int
+
+
 class TenantSpend(msgspec.Struct, frozen=True, kw_only=True):
     """All that the ledger says of one tenant."""
 
@@ -138,6 +147,7 @@ class TenantSpend(msgspec.Struct, frozen=True, kw_only=True):
     version: int
     figures: list[Figures]
     open: list[OpenSequence]
+    lately: list[LatelyUsed] = []
     look_ms: int = 10_000
 
 

@@ -3,8 +3,8 @@
 One script looks at every limit and reserves all or nothing. Knows nothing of HTTP, nor of what
 tokens are for. Invariants: time is the server's; nobody is admitted above a hard limit; what is
 reserved stays so until the ledger has it (`app.admission.settlement`), or is given back because the
-request was never accepted. A place in flight is a lease: it expires unless its process keeps
-refreshing it, so a killed process gives its places back.
+request was never accepted. A place in flight is a lease: it expires unless the engine that runs the
+request keeps it, or while none does its API process; so what a killed process had becomes free.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ from app.plans.limits import PER_MINUTE, Kind, Limit, subject_of
 from engine.transport import keys
 from engine.transport.connection import open_async_redis, translated_errors
 from engine.transport.errors import QueueUnavailableError
+from engine.transport.server import PLACE_TTL_S
 
 log = structlog.get_logger(__name__)
 
-LEASE_S = 10.0
+LEASE_S = PLACE_TTL_S
 MAX_CONNECTIONS = 16
 REFRESH_CHUNK = 500
 MAX_LOADS = 5

@@ -14,6 +14,7 @@ from typing import Any, cast
 import msgspec
 from redis.asyncio import Redis
 
+from app.admission.lately_repository import read_lately
 from app.admission.messages import (
     Ended,
     Figures,
@@ -71,11 +72,13 @@ async def load_spend(database: Database, tenant_id: str) -> TenantSpend:
     """All that Redis has to know of a tenant. Raises UnavailableError."""
     async with database.session() as session:
         figures, still_open = await read_spend(session, tenant_id)
+        lately = await read_lately(session, tenant_id)
     return TenantSpend(
         tenant_id=tenant_id,
         version=max((each.version for each in figures), default=0),
         figures=[_figures(each) for each in figures],
         open=[_open(each) for each in still_open],
+        lately=lately,
         look_ms=int(LOOK_AGAIN_S * 1000),
     )
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import secrets
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from queue import SimpleQueue
@@ -19,6 +20,7 @@ import msgspec
 import structlog
 
 from engine.messages import (
+    TRIAL_TENANT,
     Abort,
     AdapterRef,
     ControlMessage,
@@ -42,6 +44,8 @@ log = structlog.get_logger(__name__)
 
 HEARTBEAT_INTERVAL_S = 0.25
 HEARTBEAT_TTL_S = 1.0
+PLACE_TTL_S = 10.0  # of a request in flight; the API's admission goes by it as well
+PLACE_INTERVAL_S = 2.0
 RESIDENT_TTL_S = 60.0
 OUT_STREAM_TTL_S = 60.0
 MAX_OUT_ENTRIES = 65_536  # per API process: minutes of steps that nobody reads
@@ -85,10 +89,11 @@ class EngineTransport:
         self._redis = open_redis(redis_url, max_connections=8)
         self._scripts = {
             name: cast("Callable[..., Any]", self._redis.register_script(read_script(name)))
-            for name in ("lease", "publish", "heartbeat", "reap")
+            for name in ("lease", "publish", "heartbeat", "hold", "reap")
         }
         self._ask = 0
         self._uncharged: Counter[str] = Counter()
+        self._held_at = -PLACE_INTERVAL_S
         self._meter = UsageMeter(engine_id)
         self._orphans = Orphans(self._redis, self._meter)
         self._unheard: SimpleQueue[Abort] = SimpleQueue()
@@ -190,6 +195,7 @@ class EngineTransport:
         records: list[UsageRecord],
         ended: list[tuple[str, int]],
     ) -> bool:
+        records = [record for record in records if record.tenant_id != TRIAL_TENANT]
         args: list[Any] = [self.engine_id, self._boot_id]
         args += (MAX_OUT_ENTRIES, int(OUT_STREAM_TTL_S * 1000), len(batches))
         for api_id, batch in batches.items():
@@ -217,7 +223,11 @@ class EngineTransport:
         return True
 
     def heartbeat(self, status: EngineStatus) -> None:
-        """Be alive for another second, and charge what was generated. Every 0.25 s, one thread."""
+        """Be alive for another second, and charge what was generated. Every 0.25 s, one thread.
+
+        Every `PLACE_INTERVAL_S` it says which requests are held here, so that they stay counted as
+        in flight while they run, whatever becomes of their API process.
+        """
         self._uncharged.update(status.generated_tokens)
         fields = [
             (name, getattr(status, name))
@@ -231,6 +241,16 @@ class EngineTransport:
             args += (tenant_id, num_tokens * GENERATED_TOKEN_COST)
         self._run("heartbeat", self.engine_id, self._boot_id, *args)
         self._uncharged.clear()
+        self._hold_places()
+
+    def _hold_places(self) -> None:
+        now = time.monotonic()
+        if now - self._held_at < PLACE_INTERVAL_S:
+            return
+        held = self._meter.request_ids()
+        if held:
+            self._run("hold", int(PLACE_TTL_S * 1000), *held)
+        self._held_at = now
 
     def update_resident(
         self, added: Iterable[AdapterRef], removed: Iterable[AdapterRef] = ()

@@ -107,6 +107,11 @@ class UsageMeter:
                 found[account.api_id].append(Abort(request_id=request_id, epoch=account.epoch))
         return found
 
+    def request_ids(self) -> list[str]:
+        """What is in flight here."""
+        with self._lock:
+            return list(self._accounts)
+
     def _observe(self, output: TokenOutput) -> UsageRecord | None:
         account = self._accounts.get(output.request_id)
         if account is None or account.epoch != output.epoch:

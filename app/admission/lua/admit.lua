@@ -4,7 +4,7 @@
 -- Returns a Verdict. `admitted` takes a place, counts in the minute's windows and reserves
 -- prompt + max_tokens until the ledger has it; a repeated call does so once. `refused` changes
 -- nothing, and is remembered for a while. `unloaded`: this server does not know what the tenant has
--- spent; whoever asks shall load it (load.lua) and ask again.
+-- spent, or had in the last minute; whoever asks shall load it (load.lua) and ask again.
 local ask = cmsgpack.unpack(ARGV[1])
 local now = now_ms()
 local day, bucket = math.floor(now / DAY_MS), math.floor(now / BUCKET_MS)
@@ -23,8 +23,10 @@ end
 if redis.call('EXISTS', key('reservation', ask.sequences[1].id)) == 1 then
   return verdict('admitted', {})
 end
+local OF_A_MINUTE = {requests_per_minute = true, tokens_per_minute = true}
 for _, limit in ipairs(ask.limits) do
-  if SPENT_FIELD[limit.kind] and redis.call('HEXISTS', key('spent', tenant), 'loaded') == 0 then
+  if (SPENT_FIELD[limit.kind] or OF_A_MINUTE[limit.kind])
+    and redis.call('HEXISTS', key('spent', tenant), 'loaded') == 0 then
     return verdict('unloaded', {})
   end
 end
