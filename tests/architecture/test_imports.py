@@ -13,7 +13,10 @@ import pytest
 ROOT = Path(__file__).parents[2]
 LAYERS = ("kernels", "lora", "engine", "app")
 TORCH_FREE_FOR_APP = {
+    "engine.event_log",
+    "engine.exposition",
     "engine.messages",
+    "engine.tracing",
     "engine.transport",
     "lora.base_spec",
     "lora.container",
