@@ -10,11 +10,12 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends
 
-from app.adapters import service
+from app.adapters import deletion, service
+from app.adapters.alias_endpoints import alias_router
 from app.adapters.repository import AdapterRepository
-from app.adapters.schemas import AdapterCreate, AdapterView, AliasPut, AliasView
+from app.adapters.schemas import AdapterCreate, AdapterView
 from app.adapters.tenancy import OwnedSession, operator_for_tenant, tenant_for_itself
-from app.adapters.version_endpoints import version_router
+from app.adapters.version_endpoints import How, version_router
 from app.audit.trail import Trail
 from app.bodies import Deleted
 from app.context import AppContext, get_context
@@ -51,30 +52,9 @@ async def get_adapter(adapter: str, owned: OwnedSession) -> AdapterView:
 
 
 @router.delete("/{adapter}")
-async def delete_adapter(adapter: str, owned: OwnedSession, trail: Trail) -> Deleted:
-    deleted = await service.delete_adapter(owned.session, owned.tenant_id, adapter, trail)
+async def delete_adapter(adapter: str, how: How, owned: OwnedSession, trail: Trail) -> Deleted:
+    deleted = await deletion.delete_adapter(owned.session, owned.tenant_id, adapter, how, trail)
     return Deleted(id=deleted.id, object="adapter")
-
-
-@router.put("/{adapter}/aliases/{alias}")
-async def put_alias(
-    adapter: str, alias: str, body: AliasPut, owned: OwnedSession, trail: Trail
-) -> AliasView:
-    version = await service.put_alias(
-        owned.session, owned.tenant_id, adapter, alias, body.version, trail
-    )
-    return AliasView(
-        alias=alias,
-        adapter_id=version.adapter_id,
-        version=f"v{version.number}",
-        version_id=version.id,
-    )
-
-
-@router.delete("/{adapter}/aliases/{alias}")
-async def delete_alias(adapter: str, alias: str, owned: OwnedSession, trail: Trail) -> Deleted:
-    await service.delete_alias(owned.session, owned.tenant_id, adapter, alias, trail)
-    return Deleted(id=alias, object="adapter.alias")
 
 
 admin_router = APIRouter(prefix="/tenants/{tenant}", dependencies=[Depends(operator_for_tenant)])
@@ -82,3 +62,4 @@ tenant_router = APIRouter(dependencies=[Depends(tenant_for_itself)])
 for _router in (admin_router, tenant_router):
     _router.include_router(router)
     _router.include_router(version_router)
+    _router.include_router(alias_router)

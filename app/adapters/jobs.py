@@ -7,7 +7,6 @@ version may still be served from are not removed.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
@@ -15,6 +14,7 @@ from datetime import datetime
 import structlog
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from app.adapters.erasure import NO_ENGINES, Engines, erase, finish_deletion
 from app.adapters.jobs_repository import claim_job, finish_job, is_removed_later, postpone_job
 from app.adapters.verification import verify_version
 from app.adapters.versions_repository import is_needed, lock_bytes
@@ -35,6 +35,7 @@ class JobRunner:
     base: BaseSpec
     now: Callable[[], datetime]
     base_files: BaseFiles | None = None
+    engines: Engines = NO_ENGINES
 
     async def run_next(self) -> bool:
         """Do one job; False where none is due. Raises UnavailableError without registry."""
@@ -76,7 +77,9 @@ class JobRunner:
     async def _remove(self, session: AsyncSession, job: AdapterJob) -> None:
         tenant_id, locator = job.tenant_id, job.subject
         await lock_bytes(session, locator)
-        if await is_needed(session, tenant_id, locator) or await is_removed_later(session, job):
+        if await is_removed_later(session, job):
             return
-        await asyncio.to_thread(self.store.delete, locator)
-        log.info("adapter_bytes_removed", tenant_id=tenant_id, locator=locator)
+        if await is_needed(session, tenant_id, locator):
+            await finish_deletion(session, tenant_id, locator)
+            return
+        await erase(session, self.store, self.engines, tenant_id, locator, self.now())

@@ -1,4 +1,4 @@
-"""The SQL of adapters and their aliases.
+"""The SQL of adapters; of their aliases: `app.adapters.alias_repository`.
 
 Knows nothing of rules. Invariant: every query starts from the tenant, and the session is in its
 scope.
@@ -66,7 +66,7 @@ class AdapterRepository:
         )
 
     async def aliases_of(self, adapter_ids: Collection[str]) -> dict[str, dict[str, int]]:
-        """adapter id -> alias -> version number."""
+        """adapter id -> alias -> number of the version that it means most often."""
         rows = await self._session.execute(
             select(AdapterAlias.adapter_id, AdapterAlias.alias, AdapterVersion.number)
             .join(AdapterVersion, AdapterVersion.id == AdapterAlias.version_id)
@@ -78,37 +78,6 @@ class AdapterRepository:
         for adapter_id, alias, number in rows:
             aliases[adapter_id][alias] = number
         return aliases
-
-    async def aliases_on(self, version_id: str) -> list[str]:
-        """The aliases that point at a version."""
-        query = select(AdapterAlias.alias).where(
-            AdapterAlias.tenant_id == self._tenant_id, AdapterAlias.version_id == version_id
-        )
-        return list(await self._session.scalars(query.order_by(AdapterAlias.alias)))
-
-    async def set_alias(self, version: AdapterVersion, alias: str) -> None:
-        """Point `alias` at `version`, wherever it pointed before."""
-        statement = insert(AdapterAlias).values(
-            adapter_id=version.adapter_id,
-            alias=alias,
-            tenant_id=self._tenant_id,
-            version_id=version.id,
-        )
-        await self._session.execute(
-            statement.on_conflict_do_update(
-                index_elements=[AdapterAlias.adapter_id, AdapterAlias.alias],
-                set_={"version_id": version.id, "updated_at": statement.excluded.updated_at},
-            )
-        )
-
-    async def remove_alias(self, adapter_id: str, alias: str) -> None:
-        await self._session.execute(
-            delete(AdapterAlias).where(
-                AdapterAlias.tenant_id == self._tenant_id,
-                AdapterAlias.adapter_id == adapter_id,
-                AdapterAlias.alias == alias,
-            )
-        )
 
     async def locators_of(self, adapter_id: str | None = None) -> list[str]:
         """Where the bytes of one adapter's versions are, or of all the tenant's."""

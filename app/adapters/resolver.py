@@ -2,18 +2,20 @@
 
 Knows nothing of HTTP. Invariants: the tenant comes from the principal, never from the string;
 what another tenant owns, what the key or its tenant may not call and what does not exist are the
-same `ModelNotFoundError`; only an active version on the served base resolves.
+same `ModelNotFoundError`; only a version that is served, on the served base, resolves; where an
+alias means several versions the draw alone decides, whatever became of the others.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import date, datetime
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.adapters.names import DEFAULT_ALIAS, parse_model
 from app.adapters.resolver_repository import NamedVersion, find_versions, list_aliased_versions
+from app.adapters.weighted import Draw, pick
 from app.auth import Principal
 from app.db import tenant_scope
 from app.errors import ModelNotFoundError
@@ -36,6 +38,28 @@ class ResolvedModel:
     version_id: str | None = None
     adapter_id: str | None = None
     limits: tuple[Limit, ...] = ()
+    weighted_alias: str | None = None
+    """The alias that was drawn from, where it means several versions."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamedModel:
+    """All that a name means: one model, or several with weights. `alias`: which it is, if one."""
+
+    targets: tuple[ResolvedModel | None, ...]
+    weights: tuple[int, ...] = (100,)
+    alias: str = ""
+    sticky_by: str | None = None
+
+    def pick(self, draw: Draw, model: str) -> ResolvedModel:
+        """The target that `draw` means. Raises ModelNotFoundError where it is not served."""
+        place = 0
+        if len(self.targets) > 1:
+            place = pick(self.weights, draw.key(self.alias, self.sticky_by))
+        found = self.targets[place]
+        if found is None:
+            raise ModelNotFoundError(model)
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,26 +71,25 @@ class ModelCard:
     created_at: datetime | None = None
     version: str | None = None
     digest: str | None = None
+    state: str | None = None
+    shutdown_on: date | None = None
 
 
 async def resolve(
     session: AsyncSession, principal: Principal, model: str, base: BaseSpec
-) -> ResolvedModel:
-    """Pin `model` (grammar: `app.adapters.names`) to a version. Raises ModelNotFoundError."""
+) -> NamedModel:
+    """All that `model` (grammar: `app.adapters.names`) means. Raises ModelNotFoundError."""
     if model == base.model_id:
         _check_base(principal, model)
-        return ResolvedModel(model)
-    found = await _find(session, principal, model, base)
-    return ResolvedModel(
-        requested=model,
-        adapter=AdapterRef(
-            tenant_id=principal.tenant_id, digest=found.digest, locator=found.locator
-        ),
-        version=found.version,
-        digest=found.digest,
-        version_id=found.version_id,
-        adapter_id=found.adapter_id,
-        limits=adapter_limits(found.adapter_id, found.limits),
+        return NamedModel((ResolvedModel(model),))
+    name, found = await _find(session, principal, model, base)
+    is_weighted = len(found) > 1
+    return NamedModel(
+        targets=tuple(_resolved(model, principal, each, name if is_weighted else None)
+                      for each in found),
+        weights=tuple(each.weight for each in found),
+        alias=f"{found[0].adapter_id}:{name}",
+        sticky_by=found[0].sticky_by,
     )
 
 
@@ -77,7 +100,9 @@ async def get_model(
     if model == base.model_id:
         _check_base(principal, model)
         return _base_card(base)
-    return _card(model, principal, await _find(session, principal, model, base))
+    _, found = await _find(session, principal, model, base)
+    served = [each for each in found if each.is_served]
+    return _card(model, principal, max(served, key=lambda each: (each.weight, each.number)))
 
 
 async def list_models(
@@ -96,15 +121,36 @@ async def list_models(
 
 async def _find(
     session: AsyncSession, principal: Principal, model: str, base: BaseSpec
-) -> NamedVersion:
+) -> tuple[str | None, list[NamedVersion]]:
+    """The alias, where it is one, and what it means: at least one that is served."""
     name = parse_model(model)
     if name is None or not principal.may_call(name.name):
         raise ModelNotFoundError(model)
     await tenant_scope(session, principal.tenant_id)
     found = await find_versions(session, principal.tenant_id, base.model_id, name)
-    if len(found) != 1:  # none, or an ambiguous digest
+    is_ambiguous = name.alias is None and len(found) > 1
+    if is_ambiguous or not any(each.is_served for each in found):
         raise ModelNotFoundError(model)
-    return found[0]
+    return name.alias, found
+
+
+def _resolved(
+    model: str, principal: Principal, found: NamedVersion, alias: str | None
+) -> ResolvedModel | None:
+    if not found.is_served:
+        return None
+    return ResolvedModel(
+        requested=model,
+        adapter=AdapterRef(
+            tenant_id=principal.tenant_id, digest=found.digest, locator=found.locator
+        ),
+        version=found.version,
+        digest=found.digest,
+        version_id=found.version_id,
+        adapter_id=found.adapter_id,
+        limits=adapter_limits(found.adapter_id, found.limits),
+        weighted_alias=alias,
+    )
 
 
 def _check_base(principal: Principal, model: str) -> None:
@@ -127,4 +173,6 @@ def _card(model: str, principal: Principal, row: NamedVersion) -> ModelCard:
         created_at=row.created_at,
         version=row.version,
         digest=row.digest,
+        state=row.state,
+        shutdown_on=row.shutdown_on,
     )

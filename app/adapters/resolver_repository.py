@@ -1,24 +1,31 @@
-"""The SQL behind model names: active versions of one tenant's adapters on one base.
+"""The SQL behind model names: which versions of one tenant's adapters on one base they may mean.
 
-Knows nothing of requests. Invariant: both queries start from the tenant, and the session is in its
-scope.
+Knows nothing of requests. Invariants: every query starts from the tenant, and the session is in its
+scope; a version that an alias may mean is told whether it is served or not, so that nobody else's
+share grows where one of several ceases to be.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import date, datetime
 from typing import Any
 
-from sqlalchemy import Select, select
+from sqlalchemy import ColumnElement, Date, Select, and_, cast, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.adapters.names import AdapterName
+from app.adapters.states import NAMEABLE
+from app.adapters.tables import AliasTarget
 from app.tables import Adapter, AdapterAlias, AdapterVersion
+
+MAX_NAMED = 100  # an alias has no more targets: each has at least a hundredth
 
 
 @dataclass(frozen=True, slots=True)
 class NamedVersion:
+    """`weight` is its part of what the name means, in percent. `sticky_by`: of the alias."""
+
     adapter_name: str
     number: int
     digest: str
@@ -27,6 +34,11 @@ class NamedVersion:
     version_id: str
     adapter_id: str
     limits: dict[str, Any]
+    state: str
+    shutdown_on: date | None
+    is_served: bool
+    weight: int = 100
+    sticky_by: str | None = None
 
     @property
     def version(self) -> str:
@@ -36,28 +48,38 @@ class NamedVersion:
 async def find_versions(
     session: AsyncSession, tenant_id: str, base_model_id: str, name: AdapterName
 ) -> list[NamedVersion]:
-    """The versions `name` may mean: one, none, or two where a digest's prefix is ambiguous."""
-    query = _active_versions(tenant_id, base_model_id).where(Adapter.name == name.name)
+    """The versions `name` may mean, the oldest first.
+
+    An alias means several by weight; more than one for a digest's prefix is an ambiguous one. Only
+    of an alias there are some that are not served.
+    """
+    query = _versions(tenant_id, base_model_id).where(Adapter.name == name.name)
     if name.alias is not None:
         query = _join_alias(query).where(AdapterAlias.alias == name.alias)
     elif name.number is not None:
-        query = query.where(AdapterVersion.number == name.number)
+        query = query.where(AdapterVersion.number == name.number, _is_served())
     else:
         assert name.digest_prefix is not None
-        query = query.where(AdapterVersion.digest.startswith(name.digest_prefix, autoescape=True))
-    return [NamedVersion(*row) for row in await session.execute(query.limit(2))]
+        query = query.where(
+            AdapterVersion.digest.startswith(name.digest_prefix, autoescape=True), _is_served()
+        )
+    query = query.order_by(AdapterVersion.number).limit(MAX_NAMED)
+    return [NamedVersion(*row) for row in await session.execute(query)]
 
 
 async def list_aliased_versions(
     session: AsyncSession, tenant_id: str, base_model_id: str
 ) -> list[tuple[str, NamedVersion]]:
-    """(alias, version) of every alias, by adapter and alias name."""
-    query = _join_alias(_active_versions(tenant_id, base_model_id))
-    query = query.add_columns(AdapterAlias.alias).order_by(Adapter.name, AdapterAlias.alias)
+    """(alias, version) of every alias, by adapter and alias name: the one it means most often."""
+    query = _join_alias(_versions(tenant_id, base_model_id)).where(_is_served())
+    query = query.add_columns(AdapterAlias.alias).order_by(
+        Adapter.name, AdapterAlias.alias, _weight().desc(), AdapterVersion.number.desc()
+    )
+    query = query.distinct(Adapter.name, AdapterAlias.alias)
     return [(row[-1], NamedVersion(*row[:-1])) for row in await session.execute(query)]
 
 
-def _active_versions(tenant_id: str, base_model_id: str) -> Select[*tuple[Any, ...]]:
+def _versions(tenant_id: str, base_model_id: str) -> Select[*tuple[Any, ...]]:
     return (
         select(
             Adapter.name,
@@ -68,16 +90,40 @@ def _active_versions(tenant_id: str, base_model_id: str) -> Select[*tuple[Any, .
             AdapterVersion.id,
             Adapter.id,
             Adapter.limits,
+            AdapterVersion.state,
+            AdapterVersion.shutdown_on,
+            _is_served().label("is_served"),
         )
         .join(AdapterVersion, AdapterVersion.adapter_id == Adapter.id)
         .where(
             Adapter.tenant_id == tenant_id,
             AdapterVersion.tenant_id == tenant_id,
             Adapter.base_model_id == base_model_id,
-            AdapterVersion.state == "active",
         )
     )
 
 
 def _join_alias(query: Select[*tuple[Any, ...]]) -> Select[*tuple[Any, ...]]:
-    return query.join(AdapterAlias, AdapterAlias.version_id == AdapterVersion.id)
+    """With the alias's weights; one without targets was written by an older process."""
+    return (
+        query.join(AdapterAlias, AdapterAlias.adapter_id == Adapter.id)
+        .outerjoin(
+            AliasTarget,
+            and_(
+                AliasTarget.adapter_id == AdapterAlias.adapter_id,
+                AliasTarget.alias == AdapterAlias.alias,
+            ),
+        )
+        .where(AdapterVersion.id == func.coalesce(AliasTarget.version_id, AdapterAlias.version_id))
+        .add_columns(_weight(), AdapterAlias.sticky_by)
+    )
+
+
+def _weight() -> ColumnElement[int]:
+    return func.coalesce(AliasTarget.weight, 100)
+
+
+def _is_served() -> ColumnElement[bool]:
+    today = cast(func.timezone("UTC", func.now()), Date)
+    is_open = func.coalesce(AdapterVersion.shutdown_on > today, True)
+    return and_(AdapterVersion.state.in_(NAMEABLE), is_open)

@@ -1,13 +1,16 @@
-"""Adapters, versions and aliases as the admin API shows and takes them."""
+"""Adapters and versions as the API shows and takes them. Aliases: `app.adapters.alias_schemas`."""
 
 from __future__ import annotations
 
+from datetime import date
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel
 
 from app.bodies import Body, Line, Timestamp
 from app.tables import Adapter, AdapterVersion
+
+Day = date
 
 
 class AdapterCreate(Body):
@@ -18,10 +21,10 @@ class AdapterCreate(Body):
     description: Line | None = None
 
 
-class AliasPut(Body):
-    """`version`: `v3`, or a version's id."""
+class DeprecatePost(Body):
+    """`date`: from that day on (UTC) it is not served; null: not yet known."""
 
-    version: str
+    date: Day | None = None
 
 
 class AdapterView(BaseModel):
@@ -48,7 +51,10 @@ class AdapterView(BaseModel):
 
 
 class VersionView(BaseModel):
-    """`state`: verifying, active, rejected or deleted. `report` lists all that was found."""
+    """`state`: one of `app.adapters.states`. `report` lists all that was found.
+
+    `shutdown_date`: from that day on (UTC) a deprecated version is not served.
+    """
 
     object: Literal["adapter.version"] = "adapter.version"
     id: str
@@ -62,6 +68,7 @@ class VersionView(BaseModel):
     report: dict[str, Any]
     created: Timestamp
     activated_at: Timestamp | None
+    shutdown_date: date | None
 
     @classmethod
     def of(cls, version: AdapterVersion) -> Self:
@@ -80,6 +87,7 @@ class VersionView(BaseModel):
             report=version.report,
             created=version.created_at,
             activated_at=version.activated_at,
+            shutdown_date=version.shutdown_on,
         )
 
 
@@ -90,12 +98,5 @@ def describe_version(version: AdapterVersion) -> dict[str, Any]:
         "version": f"v{version.number}",
         "digest": version.digest,
         "state": version.state,
+        "shutdown_date": None if version.shutdown_on is None else version.shutdown_on.isoformat(),
     }
-
-
-class AliasView(BaseModel):
-    object: Literal["adapter.alias"] = "adapter.alias"
-    alias: str
-    adapter_id: str
-    version: str
-    version_id: str

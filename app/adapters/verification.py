@@ -1,8 +1,8 @@
 """The second half of an upload's validation: what has to read every value.
 
 Knows nothing of who waits for it. Invariants: the bytes that are checked are the store's, and their
-digest is recomputed; the first version of an adapter that becomes active takes `prod`, and no later
-one moves it.
+digest is recomputed; a version that passed is active, unless its upload said that it is not to be:
+then it is `validated`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ import structlog
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.adapters.jobs_repository import add_job
-from app.adapters.names import DEFAULT_ALIAS
+from app.adapters.lifecycle import make_active
 from app.adapters.reports import build_report
 from app.adapters.repository import AdapterRepository
+from app.adapters.states import REJECTED, VALIDATED, change_state
 from app.adapters.versions_repository import VersionRepository
 from app.tables import AdapterVersion
 from lora.base_copies import check_against_base
@@ -63,7 +64,7 @@ async def verify_version(
     if any(finding.severity == "error" for finding in findings):
         await _reject(session, version, findings)
     else:
-        await _activate(adapters, versions, version, findings, now)
+        await _accept(session, version, findings, now)
     await session.flush()
     log.info("adapter_verified", version_id=version.id, state=version.state, digest=version.digest)
 
@@ -93,25 +94,23 @@ def check_stored(
     return findings
 
 
-async def _activate(
-    adapters: AdapterRepository,
-    versions: VersionRepository,
+async def _accept(
+    session: AsyncSession,
     version: AdapterVersion,
     findings: Sequence[Finding],
     now: datetime,
 ) -> None:
-    is_first = not await versions.was_ever_active(version.adapter_id)
-    version.state = "active"
-    version.activated_at = now
-    version.report = build_report(version.digest, "active", findings)
-    if is_first:
-        await adapters.set_alias(version, DEFAULT_ALIAS)
+    if version.activates:
+        await make_active(session, version, now)
+    else:
+        change_state(version, VALIDATED)
+    version.report = build_report(version.digest, version.state, findings)
 
 
 async def _reject(
     session: AsyncSession, version: AdapterVersion, findings: Sequence[Finding]
 ) -> None:
-    version.state = "rejected"
+    change_state(version, REJECTED)
     version.report = build_report(version.digest, "rejected", findings)
     await add_job(session, version.tenant_id, "remove", version.locator)
 

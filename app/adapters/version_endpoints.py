@@ -1,4 +1,4 @@
-"""Versions of an adapter over REST: upload, list, read, delete.
+"""Versions of an adapter over REST: upload, list, read, their states, delete.
 
 Knows no rules and no SQL. Invariant: an upload holds no database connection while bytes arrive or
 while it waits for the numeric check.
@@ -12,9 +12,11 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request
 
-from app.adapters import service
+from app.adapters import lifecycle, service
+from app.adapters.deletion import MAX_DRAIN_S, Deletion, delete_version
 from app.adapters.intake import upload_version
-from app.adapters.schemas import VersionView
+from app.adapters.schemas import DeprecatePost, VersionView
+from app.adapters.states import VERIFYING
 from app.adapters.tenancy import OwnedSession, TenantId
 from app.adapters.versions_repository import VersionRepository
 from app.audit.trail import Trail
@@ -30,6 +32,19 @@ Context = Annotated[AppContext, Depends(get_context)]
 Wait = Annotated[float, Query(ge=0, le=MAX_WAIT_S)]
 
 version_router = APIRouter(prefix="/adapters/{adapter}/versions")
+
+
+def deletion_query(
+    force: bool = False,
+    aliases: Annotated[str | None, Query(max_length=64)] = None,
+    drain_s: Annotated[int | None, Query(ge=0, le=MAX_DRAIN_S)] = None,
+    erase: bool = False,
+) -> Deletion:
+    """`aliases`, with `force`: `remove`, or the version that aliases are to mean instead."""
+    return Deletion(force=force, aliases=aliases, drain_s=drain_s, erase=erase)
+
+
+How = Annotated[Deletion, Depends(deletion_query)]
 
 
 @version_router.post("", status_code=201)
@@ -65,9 +80,56 @@ async def get_version(
     return await _wait_until_verified(context, tenant_id, shown, wait)
 
 
+@version_router.post("/{version}/activate")
+async def activate_version(
+    adapter: str, version: str, owned: OwnedSession, trail: Trail
+) -> VersionView:
+    return VersionView.of(
+        await lifecycle.activate_version(owned.session, owned.tenant_id, adapter, version, trail)
+    )
+
+
+@version_router.post("/{version}/deprecate")
+async def deprecate_version(
+    adapter: str,
+    version: str,
+    owned: OwnedSession,
+    trail: Trail,
+    body: DeprecatePost | None = None,
+) -> VersionView:
+    day = None if body is None else body.date
+    return VersionView.of(
+        await lifecycle.deprecate_version(
+            owned.session, owned.tenant_id, adapter, version, day, trail
+        )
+    )
+
+
+@version_router.post("/{version}/archive")
+async def archive_version(
+    adapter: str, version: str, owned: OwnedSession, trail: Trail
+) -> VersionView:
+    return VersionView.of(
+        await lifecycle.archive_version(owned.session, owned.tenant_id, adapter, version, trail)
+    )
+
+
+@version_router.post("/{version}/restore")
+async def restore_version(
+    adapter: str, version: str, owned: OwnedSession, trail: Trail
+) -> VersionView:
+    return VersionView.of(
+        await lifecycle.restore_version(owned.session, owned.tenant_id, adapter, version, trail)
+    )
+
+
 @version_router.delete("/{version}")
-async def delete_version(adapter: str, version: str, owned: OwnedSession, trail: Trail) -> Deleted:
-    deleted = await service.delete_version(owned.session, owned.tenant_id, adapter, version, trail)
+async def remove_version(
+    adapter: str, version: str, how: How, owned: OwnedSession, trail: Trail
+) -> Deleted:
+    deleted = await delete_version(
+        owned.session, owned.tenant_id, adapter, version, how, trail
+    )
     return Deleted(id=deleted.id, object="adapter.version")
 
 
@@ -76,7 +138,7 @@ async def _wait_until_verified(
 ) -> VersionView:
     """The version once its check is done, or as it is after `wait_s`."""
     deadline = time.monotonic() + wait_s
-    while shown.state == "verifying" and time.monotonic() < deadline:
+    while shown.state == VERIFYING and time.monotonic() < deadline:
         await asyncio.sleep(POLL_INTERVAL_S)
         async with context.database.session() as session:
             await tenant_scope(session, tenant_id)

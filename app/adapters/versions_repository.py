@@ -9,6 +9,7 @@ from __future__ import annotations
 from sqlalchemy import Select, func, select, text
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from app.adapters.states import DELETING, GONE, NEEDS_BYTES
 from app.tables import AdapterVersion
 
 _LOCK_BYTES = text("SELECT pg_advisory_xact_lock(hashtextextended(:locator, 0))")
@@ -47,7 +48,7 @@ class VersionRepository:
     async def get_live_by_digest(self, adapter_id: str, digest: str) -> AdapterVersion | None:
         return await self._session.scalar(
             self._versions(adapter_id).where(
-                AdapterVersion.digest == digest, AdapterVersion.state != "deleted"
+                AdapterVersion.digest == digest, AdapterVersion.state.not_in(GONE)
             )
         )
 
@@ -58,6 +59,21 @@ class VersionRepository:
         if after is not None:
             query = query.where(AdapterVersion.id > after)
         return list(await self._session.scalars(query.order_by(AdapterVersion.id).limit(limit)))
+
+    async def list_deleting(self, locator: str) -> list[AdapterVersion]:
+        """The versions with these bytes that are on their way out, the rows locked."""
+        return list(
+            await self._session.scalars(
+                select(AdapterVersion)
+                .where(
+                    AdapterVersion.tenant_id == self._tenant_id,
+                    AdapterVersion.locator == locator,
+                    AdapterVersion.state == DELETING,
+                )
+                .order_by(AdapterVersion.id)
+                .with_for_update()
+            )
+        )
 
     async def was_ever_active(self, adapter_id: str) -> bool:
         """Whether some version of this adapter has been active, now or before."""
@@ -84,12 +100,12 @@ async def lock_bytes(session: AsyncSession, locator: str) -> None:
 
 
 async def is_needed(session: AsyncSession, tenant_id: str, locator: str) -> bool:
-    """Whether some version may still be served from the bytes. In the tenant's scope."""
+    """Whether some version may be, or come to be, served from the bytes. In the tenant's scope."""
     num_versions = await session.scalar(
         select(func.count()).where(
             AdapterVersion.tenant_id == tenant_id,
             AdapterVersion.locator == locator,
-            AdapterVersion.state.in_(["verifying", "active"]),
+            AdapterVersion.state.in_(NEEDS_BYTES),
         )
     )
     return bool(num_versions)

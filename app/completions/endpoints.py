@@ -15,6 +15,7 @@ from fastapi import APIRouter, Depends, Request, Response
 
 from app.auth import Principal, require_inference
 from app.completions.connection import while_connected
+from app.completions.draw import draw_of
 from app.completions.headers import response_headers
 from app.completions.schemas import ChatCompletionBody, CommonBody, CompletionBody
 from app.completions.service import Answer, Patience, collect, generate, pin_model, plan, prompter
@@ -39,7 +40,8 @@ async def create_chat_completion(
     # 1. authenticate and 2. validate: done by the dependencies, but for what is not served.
     refuse_unsupported(body)
     # 3. authorise: the tenant has this model.
-    model = await pin_model(context, principal, body.model)
+    draw = draw_of(body, principal, request.state.request_id)
+    model = await pin_model(context, principal, body.model, draw)
     # 4. do
     prompt = await prompter(context).chat(body)
     answer = plan(
@@ -67,7 +69,8 @@ async def create_completion(
     # 1. authenticate and 2. validate: done by the dependencies, but for what is not served.
     refuse_unsupported(body)
     # 3. authorise: the tenant has this model.
-    model = await pin_model(context, principal, body.model)
+    draw = draw_of(body, principal, request.state.request_id)
+    model = await pin_model(context, principal, body.model, draw)
     # 4. do
     answer = plan(
         context,

@@ -12,7 +12,8 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
-from app.adapters.resolver import ResolvedModel, resolve
+from app.adapters.resolver import NamedModel, ResolvedModel, resolve
+from app.adapters.weighted import Draw
 from app.admission.messages import Decision
 from app.auth import Principal
 from app.completions.choice import Choice, Delta
@@ -73,13 +74,17 @@ class Answer:
         )
 
 
-async def pin_model(context: AppContext, principal: Principal, model: str) -> ResolvedModel:
-    """What `model` names now, for the life of the request; no connection is kept for it.
+async def pin_model(
+    context: AppContext, principal: Principal, model: str, draw: Draw | None = None
+) -> ResolvedModel:
+    """What `model` means now and for `draw` (None: by chance), for the life of the request.
+
+    No connection is kept for it.
 
     While the registry is away, what it named a moment ago.
     """
 
-    async def look_up() -> ResolvedModel:
+    async def look_up() -> NamedModel:
         async with context.database.session() as session:
             return await resolve(session, principal, model, context.base)
 
@@ -87,7 +92,7 @@ async def pin_model(context: AppContext, principal: Principal, model: str) -> Re
     name = (principal.tenant_id, principal.key_id, model)
     found = await context.registry.look_up(name, look_up)
     assert found is not None, "what is not there is an error"
-    return found
+    return found.pick(draw or Draw(), model)
 
 
 def prompter(context: AppContext) -> Prompter:

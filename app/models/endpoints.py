@@ -51,10 +51,16 @@ async def get_one_model(
 def _to_object(card: ModelCard, context: AppContext) -> ModelObject:
     facts = None
     if card.version is not None and card.digest is not None:
-        facts = AdapterFacts(version=card.version, digest=card.digest, base=context.base.model_id)
+        facts = AdapterFacts(
+            version=card.version,
+            digest=card.digest,
+            base=context.base.model_id,
+            state=card.state,
+        )
     return ModelObject(
         id=card.id,
         created=0 if card.created_at is None else int(card.created_at.timestamp()),
         owned_by=card.owned_by,
+        shutdown_date=card.shutdown_on,
         x_adapter=facts,
     )

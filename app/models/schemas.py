@@ -6,26 +6,29 @@ now; the base stands for itself.
 
 from __future__ import annotations
 
+from datetime import date
 from typing import Literal
 
 from pydantic import BaseModel
 
 
 class AdapterFacts(BaseModel):
-    """Which version a name stands for now, and of which base it is an adapter."""
+    """Which version a name stands for now (most often), and of which base it is an adapter."""
 
     version: str
     digest: str
     base: str
+    state: str | None
 
 
 class ModelObject(BaseModel):
-    """`x_adapter` is null for the base."""
+    """`x_adapter` is null for the base. `shutdown_date`: the first day (UTC) without it."""
 
     id: str
     object: Literal["model"] = "model"
     created: int
     owned_by: str
+    shutdown_date: date | None
     x_adapter: AdapterFacts | None
 
 

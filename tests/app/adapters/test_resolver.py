@@ -6,6 +6,7 @@ import httpx
 import pytest
 
 from app.adapters.resolver import ResolvedModel, list_models, resolve
+from app.adapters.weighted import Draw
 from app.auth import verify_key
 from app.context import AppContext
 from app.errors import ModelNotFoundError
@@ -27,7 +28,8 @@ async def globex(operator: Operator) -> Tenant:
 async def resolved(context: AppContext, tenant: Tenant, model: str) -> ResolvedModel:
     principal = await verify_key(context, tenant.secret)
     async with context.database.session() as session:
-        return await resolve(session, principal, model, context.base)
+        named = await resolve(session, principal, model, context.base)
+    return named.pick(Draw(), model)
 
 
 async def listed(context: AppContext, tenant: Tenant) -> list[str]:
@@ -102,7 +104,7 @@ async def test_same_bytes_of_two_tenants_are_kept_apart(
     assert (context.store.fetch(locators[1]) / "adapter_config.json").is_file()
 
 
-@pytest.mark.parametrize("state", ["verifying", "rejected", "deleted"])
+@pytest.mark.parametrize("state", ["verifying", "rejected", "deleting", "deleted"])
 async def test_version_that_is_not_active_is_not_found(
     operator: Operator, context: AppContext, tiny_base: BaseSpec, acme: Tenant, state: str
 ) -> None:
@@ -116,8 +118,10 @@ async def test_version_that_is_not_active_is_not_found(
     assert (await operator.upload("acme", "bot", files)).status_code == 201
     if state != "verifying":
         await operator.run_jobs()
-    if state == "deleted":
+    if state in ("deleting", "deleted"):
         await operator.done("DELETE", "/tenants/acme/adapters/bot/versions/v2")
+    if state == "deleted":
+        await operator.run_jobs_after()
 
     version = await operator.done("GET", "/tenants/acme/adapters/bot/versions/v2")
     assert version["state"] == state

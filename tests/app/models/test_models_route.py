@@ -41,11 +41,12 @@ async def test_a_tenant_lists_the_base_and_its_own_adapters_and_no_others(
         "object": "model",
         "created": 0,
         "owned_by": "tenfold",
+        "shutdown_date": None,
         "x_adapter": None,
     }
     assert adapter["owned_by"] == "acme"
     facts = adapter["x_adapter"]
-    assert (facts["version"], facts["base"]) == ("v1", MODEL_ID)
+    assert (facts["version"], facts["base"], facts["state"]) == ("v1", MODEL_ID, "active")
     assert facts["digest"].startswith("sha256:")
     assert adapter["created"] > 1_700_000_000
     others = await api.get("/v1/models", headers=globex.headers)

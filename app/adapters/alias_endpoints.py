@@ -1,0 +1,76 @@
+"""Aliases of an adapter over REST: read, move, look back, roll back, delete.
+
+Knows no rules and no SQL.
+"""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+from app.adapters import aliases, service
+from app.adapters.alias_repository import AliasRepository
+from app.adapters.alias_schemas import AliasChangeView, AliasPut, AliasView, RollbackPost
+from app.adapters.tenancy import OwnedSession
+from app.audit.trail import Trail
+from app.bodies import Deleted
+from app.etags import IfMatch
+from app.pages import Page, Paging
+
+alias_router = APIRouter(prefix="/adapters/{adapter}/aliases")
+
+
+@alias_router.get("/{alias}")
+async def get_alias(adapter: str, alias: str, owned: OwnedSession) -> AliasView:
+    return AliasView.of(
+        await aliases.find_alias(owned.session, owned.tenant_id, adapter, alias)
+    )
+
+
+@alias_router.put("/{alias}")
+async def put_alias(
+    adapter: str,
+    alias: str,
+    body: AliasPut,
+    owned: OwnedSession,
+    trail: Trail,
+    if_match: IfMatch = None,
+) -> AliasView:
+    pointing = await aliases.put_alias(
+        owned.session, owned.tenant_id, adapter, alias, body, trail, if_match
+    )
+    return AliasView.of(pointing)
+
+
+@alias_router.get("/{alias}/history")
+async def list_changes(
+    adapter: str, alias: str, owned: OwnedSession, paging: Paging
+) -> Page[AliasChangeView]:
+    row = await service.find_adapter(owned.session, owned.tenant_id, adapter)
+    changes = await AliasRepository(owned.session, owned.tenant_id).list_changes(
+        row.id, alias, paging.after, paging.num_rows
+    )
+    return paging.page(changes, AliasChangeView.of)
+
+
+@alias_router.post("/{alias}/rollback")
+async def roll_back(
+    adapter: str,
+    alias: str,
+    owned: OwnedSession,
+    trail: Trail,
+    body: RollbackPost | None = None,
+    if_match: IfMatch = None,
+) -> AliasView:
+    to = None if body is None else body.to
+    pointing = await aliases.roll_back(
+        owned.session, owned.tenant_id, adapter, alias, to, trail, if_match
+    )
+    return AliasView.of(pointing)
+
+
+@alias_router.delete("/{alias}")
+async def delete_alias(
+    adapter: str, alias: str, owned: OwnedSession, trail: Trail, if_match: IfMatch = None
+) -> Deleted:
+    await aliases.delete_alias(owned.session, owned.tenant_id, adapter, alias, trail, if_match)
+    return Deleted(id=alias, object="adapter.alias")

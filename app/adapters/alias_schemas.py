@@ -1,0 +1,121 @@
+"""Aliases and their history as the API shows and takes them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, Field, model_validator
+
+from app.adapters.alias_repository import Pointing
+from app.adapters.tables import AliasChange
+from app.adapters.weighted import StickyBy
+from app.bodies import Body, Timestamp
+from app.etags import etag_of
+
+MAX_TARGETS = 20
+VersionName = Annotated[str, Field(min_length=2, max_length=64)]
+Weight = Annotated[int, Field(ge=1, le=100)]
+
+
+class WeightedVersion(Body):
+    """`version`: `v3`, or a version's id. `weight`: in how many of a hundred requests."""
+
+    version: VersionName
+    weight: Weight
+
+
+class AliasPut(Body):
+    """Either one `version`, or `targets` whose weights sum to 100.
+
+    `sticky_by`: requests with the same value of this field mean the same target.
+    """
+
+    version: VersionName | None = None
+    targets: (
+        Annotated[list[WeightedVersion], Field(min_length=1, max_length=MAX_TARGETS)] | None
+    ) = None
+    sticky_by: StickyBy | None = None
+
+    @model_validator(mode="after")
+    def _names_something(self) -> Self:
+        if (self.version is None) == (self.targets is None):
+            raise ValueError("exactly one of version and targets is needed")
+        return self
+
+    @property
+    def weighted(self) -> list[WeightedVersion]:
+        if self.targets is not None:
+            return self.targets
+        assert self.version is not None
+        return [WeightedVersion(version=self.version, weight=100)]
+
+
+class RollbackPost(Body):
+    """`to`: an entry of the history; by default the one before where the alias points now."""
+
+    to: Annotated[str, Field(max_length=64)] | None = None
+
+
+class TargetView(BaseModel):
+    version: str
+    version_id: str
+    weight: int
+
+
+class AliasView(BaseModel):
+    """`version` is the target that is meant most often."""
+
+    object: Literal["adapter.alias"] = "adapter.alias"
+    alias: str
+    adapter_id: str
+    version: str
+    version_id: str
+    targets: list[TargetView]
+    sticky_by: str | None
+    updated: Timestamp
+    etag: str
+
+    @classmethod
+    def of(cls, pointing: Pointing) -> Self:
+        view = cls(
+            alias=pointing.alias,
+            adapter_id=pointing.adapter_id,
+            version=pointing.primary.version,
+            version_id=pointing.primary.version_id,
+            targets=[
+                TargetView(version=each.version, version_id=each.version_id, weight=each.weight)
+                for each in pointing.targets
+            ],
+            sticky_by=pointing.sticky_by,
+            updated=pointing.updated_at,
+            etag="",
+        )
+        return view.model_copy(update={"etag": etag_of(view.model_dump(mode="json"))})
+
+
+class AliasChangeView(BaseModel):
+    """Where an alias pointed from `changed` on. No targets: it was deleted then.
+
+    `restores`: the entry that a roll-back went back to.
+    """
+
+    object: Literal["adapter.alias.change"] = "adapter.alias.change"
+    id: str
+    alias: str
+    targets: list[dict[str, Any]]
+    sticky_by: str | None
+    actor: str
+    restores: str | None
+    changed: Timestamp
+
+    @classmethod
+    def of(cls, change: AliasChange) -> Self:
+        return cls(
+            id=change.id,
+            alias=change.alias,
+            targets=change.targets,
+            sticky_by=change.sticky_by,
+            actor=change.actor,
+            restores=change.restores,
+            changed=change.changed_at,
+        )
