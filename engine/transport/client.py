@@ -21,7 +21,7 @@ from engine.transport.codec import Codec
 from engine.transport.connection import open_async_redis, translated_errors
 from engine.transport.demand import SAMPLE_SIZE, Demand, demand_of
 from engine.transport.errors import MessageDecodeError, QueueUnavailableError
-from engine.transport.failover import Failover, enqueue_args
+from engine.transport.failover import Failover, abort_args, enqueue_args
 from engine.transport.liveness import ApiHeartbeat
 from engine.transport.load import QueueLoad
 from engine.transport.output_stream import OutputStream
@@ -66,7 +66,7 @@ class QueueClient:
             for name in ("enqueue", "requeue", "abort", "inspect", "load", "demand", "reap")
         }
         self._streams: dict[str, OutputStream] = {}
-        self._aborts: dict[str, tuple[str, int]] = {}  # request -> where its output came from
+        self._aborts: dict[str, tuple[str, int]] = {}  # request -> its engine, if known, and epoch
         self._has_aborts = asyncio.Event()
         self._num_submitted = self._num_submitted_at_look = 0
         self._read_ids: list[bytes] = []
@@ -223,7 +223,9 @@ class QueueClient:
             self._abort_later(stream)
 
     def _abort_later(self, stream: OutputStream) -> None:
-        self._aborts[stream.request_id] = (stream.engine_id or "", stream.epoch)
+        # NOTE: each time in the queue is leased at most once, under the next epoch.
+        epoch = max(stream.epoch, stream.request.epoch + 1)
+        self._aborts[stream.request_id] = (stream.engine_id or "", epoch)
         self._has_aborts.set()
 
     async def _read(self) -> None:
@@ -287,7 +289,8 @@ class QueueClient:
             await self._has_aborts.wait()
         request_id, (engine_id, epoch) = self._aborts.popitem()
         try:
-            state = await self._run("abort", request_id, "0", engine_id, epoch)
+            args = abort_args(request_id, self._codec, epoch=epoch, engine_id=engine_id)
+            state = await self._run("abort", *args)
         except QueueUnavailableError:
             self._aborts.setdefault(request_id, (engine_id, epoch))
             raise

@@ -1,20 +1,20 @@
 """Messages as bytes: a version byte, a MAC, then msgpack of a struct of `engine.messages`.
 
-Knows nothing of Redis. Invariants: no byte of a request, an output or a usage record is decoded
-before its MAC was found right, so whoever can write into Redis, and no more, can put no word into
-anybody's mouth; bytes that are not exactly one known struct of this version raise
-MessageDecodeError and nothing else, whoever wrote them.
+Knows nothing of Redis. Invariants: no byte of a message is decoded before its MAC was found right,
+so whoever can write into Redis, and no more, can put no word into anybody's mouth; bytes that are
+not exactly one known struct of this version raise MessageDecodeError and nothing else, whoever
+wrote them.
 
 The MAC is HMAC-SHA256 (RFC 2104, cut to its first 16 bytes) over version, kind and struct, so a
-message of one kind is none of another. Control messages have none: lua/ writes them, and a script
-knows no secret. docs/decisions/0008-message-authentication.md says what one that is forged can do.
+message of one kind is none of another. Scripts know no secret: what they pass on to an engine comes
+sealed from whoever calls them (docs/decisions/0008-message-authentication.md).
 """
 
 from __future__ import annotations
 
 import hmac
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TypeVar, get_args
 
 import msgspec
 
@@ -27,13 +27,19 @@ from engine.messages import (
 )
 from engine.transport.errors import MessageDecodeError
 
-WIRE_VERSION = b"\x02"  # lua/prelude.lua writes control messages and must agree
+WIRE_VERSION = b"\x02"  # lua/prelude.lua has it for publish.lua and must agree
 MAC_BYTES = 16
 MIN_SECRET_CHARS = 16
-KINDS: dict[type, bytes] = {EngineRequest: b"r", TokenOutput: b"o", UsageRecord: b"u"}
+CONTROL = b"c"
+KINDS: dict[type, bytes] = {
+    EngineRequest: b"r",
+    TokenOutput: b"o",
+    UsageRecord: b"u",
+    **dict.fromkeys(get_args(ControlMessage), CONTROL),
+}
 
 T = TypeVar("T")
-Sealed = EngineRequest | TokenOutput | UsageRecord
+Sealed = EngineRequest | TokenOutput | UsageRecord | ControlMessage
 
 _BODY_AT = len(WIRE_VERSION) + MAC_BYTES
 
@@ -75,10 +81,13 @@ class Codec:
         return _encoder.encode(self.encode(output))
 
     def decode_request(self, data: bytes) -> EngineRequest:
-        return self._open(_request_decoder, EngineRequest, data)
+        return self._open(_request_decoder, KINDS[EngineRequest], data)
 
     def decode_usage(self, data: bytes) -> UsageRecord:
-        return self._open(_usage_decoder, UsageRecord, data)
+        return self._open(_usage_decoder, KINDS[UsageRecord], data)
+
+    def decode_control(self, data: bytes) -> ControlMessage:
+        return self._open(_control_decoder, CONTROL, data)
 
     def decode_batch(self, data: bytes) -> tuple[OutputBatch, list[MessageDecodeError]]:
         """The outputs that are whole, and what is wrong with each of the others."""
@@ -86,25 +95,16 @@ class Codec:
         outputs, errors = [], []
         for part in envelope.outputs:
             try:
-                outputs.append(self._open(_output_decoder, TokenOutput, part))
+                outputs.append(self._open(_output_decoder, KINDS[TokenOutput], part))
             except MessageDecodeError as error:
                 errors.append(error)
         return OutputBatch(engine_id=envelope.engine_id, outputs=outputs), errors
 
-    def _open(self, decoder: msgspec.msgpack.Decoder[T], kind: type[T], data: bytes) -> T:
+    def _open(self, decoder: msgspec.msgpack.Decoder[T], kind: bytes, data: bytes) -> T:
         mac, body = data[len(WIRE_VERSION) : _BODY_AT], data[_BODY_AT:]
-        if not any(hmac.compare_digest(mac, _mac(key, KINDS[kind], body)) for key in self._keys):
+        if not any(hmac.compare_digest(mac, _mac(key, kind, body)) for key in self._keys):
             raise MessageDecodeError("its MAC is wrong: damaged, forged, or of another secret")
         return _decode(decoder.decode, data, body_at=_BODY_AT)
-
-
-def encode_control(message: ControlMessage) -> bytes:
-    """As lua/prelude.lua does."""
-    return WIRE_VERSION + _encoder.encode(message)
-
-
-def decode_control(data: bytes) -> ControlMessage:
-    return _decode(_control_decoder.decode, data, body_at=len(WIRE_VERSION))
 
 
 def _mac(key: bytes, kind: bytes, body: bytes) -> bytes:

@@ -14,12 +14,14 @@ from typing import Any
 import msgspec
 import structlog
 
-from engine.messages import EngineRequest, ServiceTier
+from engine.messages import Abort, EngineRequest, ServiceTier, Wake
 from engine.transport import keys
 from engine.transport.codec import Codec
 from engine.transport.output_stream import Adrift, OutputStream
 
 log = structlog.get_logger(__name__)
+
+Args = tuple[str | bytes | int | float, ...]
 
 MAX_TORN = 5  # in a row, without a token between: no engine will do better
 
@@ -54,8 +56,10 @@ class Failover:
         stream.hold()
         request = request_to_go_on(stream, why)
         is_forced = why is not Adrift.DIED
-        args = enqueue_args(request, self._codec, timeout_s=self._timeout_s)
-        was = await self._run("requeue", *args, "1" if is_forced else "0")
+        args = requeue_args(
+            request, self._codec, is_forced=is_forced, timeout_s=self._timeout_s
+        )
+        was = await self._run("requeue", *args)
         now = self._clock()
         if was in (b"alive", b"gone"):  # a late heartbeat; or an end that has not been read yet
             stream.resume(now)
@@ -84,9 +88,7 @@ def request_to_go_on(stream: OutputStream, why: Adrift) -> EngineRequest:
     )
 
 
-def enqueue_args(
-    request: EngineRequest, codec: Codec, *, timeout_s: float | None = None
-) -> tuple[str | bytes | int | float, ...]:
+def enqueue_args(request: EngineRequest, codec: Codec, *, timeout_s: float | None = None) -> Args:
     """The arguments of lua/enqueue.lua, and the first of lua/requeue.lua.
 
     timeout_s: how long it may wait there.
@@ -107,4 +109,24 @@ def enqueue_args(
         tier.value,
         "" if timeout_s is None else int(timeout_s * 1000),
         request.reserved_share,
+        codec.encode(Wake()),
     )
+
+
+def requeue_args(
+    request: EngineRequest, codec: Codec, *, is_forced: bool, timeout_s: float | None = None
+) -> Args:
+    """The arguments of lua/requeue.lua. `request.epoch` is that of its lease until now."""
+    return (
+        *enqueue_args(request, codec, timeout_s=timeout_s),
+        "1" if is_forced else "0",
+        codec.encode(Abort(request_id=request.request_id, epoch=request.epoch)),
+    )
+
+
+def abort_args(request_id: str, codec: Codec, *, epoch: int, engine_id: str = "") -> Args:
+    """The arguments of lua/abort.lua, to take a request back wherever it is.
+
+    epoch: of its lease, if it has one. engine_id: where its output came from.
+    """
+    return request_id, "0", engine_id, codec.encode(Abort(request_id=request_id, epoch=epoch))

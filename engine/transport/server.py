@@ -32,7 +32,7 @@ from engine.messages import (
     UsageRecord,
 )
 from engine.transport import keys
-from engine.transport.codec import Codec, decode_control
+from engine.transport.codec import Codec
 from engine.transport.connection import SOCKET_TIMEOUT_S, open_redis, translated_errors
 from engine.transport.errors import MessageDecodeError, QueueUnavailableError
 from engine.transport.lease_rules import LeaseRules
@@ -148,7 +148,7 @@ class EngineTransport:
         messages: list[ControlMessage] = []
         for data in found:
             try:
-                messages.append(decode_control(data))
+                messages.append(self._codec.decode_control(data))
             except MessageDecodeError as error:
                 log.error("control_message_dropped", engine_id=self.engine_id, error=str(error))
         return messages

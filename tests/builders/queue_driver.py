@@ -12,7 +12,7 @@ import redis
 
 from engine.messages import EngineRequest
 from engine.transport.codec import Codec
-from engine.transport.failover import enqueue_args
+from engine.transport.failover import abort_args, enqueue_args, requeue_args
 from engine.transport.scripts import read_script
 from tests.builders.queue_secret import QUEUE_SECRET
 
@@ -30,11 +30,13 @@ class QueueDriver:
         return self._text(self._scripts["enqueue"](args=args))
 
     def requeue(self, request: EngineRequest, *, is_forced: bool = False) -> str:
-        args = (*enqueue_args(request, self._codec), "1" if is_forced else "0")
+        args = requeue_args(request, self._codec, is_forced=is_forced)
         return self._text(self._scripts["requeue"](args=args))
 
-    def abort(self, request_id: str, *, only_queued: bool = False) -> str:
-        args = (request_id, "1" if only_queued else "0", "", "")
+    def abort(self, request_id: str, *, only_queued: bool = False, epoch: int = 1) -> str:
+        args = abort_args(request_id, self._codec, epoch=epoch)
+        if only_queued:
+            args = (request_id, "1", "", "")
         return self._text(self._scripts["abort"](args=args))
 
     def reap(self, engine_id: str) -> int:

@@ -17,7 +17,7 @@ import redis
 from engine.messages import Abort, AdapterRef, EngineRequest
 from engine.transport import keys
 from engine.transport.client import QueueClient
-from engine.transport.codec import encode_control
+from engine.transport.codec import Codec
 from tests.builders.queue_secret import QUEUE_SECRET
 from tests.builders.requests import make_request
 from tests.builders.waiting import wait_until
@@ -27,6 +27,7 @@ from tests.stub_engine.runner import generate
 ENGINE_ID = "stub-a"
 HEARTBEAT = f"{keys.PREFIX}engine:{ENGINE_ID}"
 COLD = AdapterRef(tenant_id="ten_a", digest="sha256:" + "a" * 64, locator="none")
+FORGERS = "secret-of-a-forger"
 
 
 @contextmanager
@@ -88,22 +89,22 @@ async def test_a_stub_process_streams_the_hashes_of_its_requests(
     ]
 
 
-async def test_a_forged_abort_moves_a_stream_and_does_not_end_it(
-    client: QueueClient, redis_url: str
+@pytest.mark.parametrize(("secret", "last_epoch"), [(FORGERS, 1), (QUEUE_SECRET, 2)])
+async def test_a_forged_abort_is_not_heard_and_a_sealed_one_moves_a_stream(
+    client: QueueClient, redis_url: str, secret: str, last_epoch: int
 ) -> None:
-    """Control messages are not sealed: docs/decisions/0008-message-authentication.md."""
     request = make_request(prompt=[5] * 9, max_tokens=60)
     with stub_process(redis_url, "--step-ms", "10"):
         stream, tokens = await client.submit(request), []
-        forged = encode_control(Abort(request_id=request.request_id, epoch=1))
+        abort = Codec(secret).encode(Abort(request_id=request.request_id, epoch=1))
         with redis.Redis.from_url(redis_url, protocol=2) as server:
             async with asyncio.timeout(20):
                 async for output in stream:
                     assert output.error is None, output.error
                     if not tokens:
-                        server.rpush(keys.control(ENGINE_ID), forged)
+                        server.rpush(keys.control(ENGINE_ID), abort)
                     tokens += output.token_ids
-    assert stream.epoch == 2, "it was aborted"
+    assert stream.epoch == last_epoch
     vocab_size = stub_base().vocab_size
     whole = generate(request.prompt_token_ids, None, request.sampling.max_tokens, vocab_size)
     assert tokens == whole

@@ -1,5 +1,6 @@
 -- Take a request back, wherever it is.
--- ARGV: request, only_queued ('1' or '0'), engine, epoch (where its output came from, or '')
+-- ARGV: request, only_queued ('1' or '0'), engine (where its output came from, or ''), the Abort of
+--       its lease, sealed ('': its engine learns when it speaks next)
 -- Returns 'queued': it was waiting. 'leased': its engine was told (or, with only_queued, left
 -- alone). 'lost': its engine is dead. 'unknown': not here. Nothing of it stays, bar the word to
 -- its engine: nobody wants its output, so there is nothing left to wait for.
@@ -10,8 +11,8 @@ if lease then
   if only_queued then
     return 'leased'
   end
-  local epoch, boot, engine = parse_lease(lease)
-  push_control(engine, {type = 'abort', request_id = request, epoch = epoch})
+  local _, boot, engine = parse_lease(lease)
+  push_control(engine, ARGV[4])
   redis.call('HDEL', key('leases'), request)
   redis.call('DEL', body)
   return is_alive(engine, boot) and 'leased' or 'lost'
@@ -23,6 +24,6 @@ if tenant then
   return 'queued'
 end
 if ARGV[3] ~= '' and not only_queued then  -- a Redis that lost its leases: the engine runs on
-  push_control(ARGV[3], {type = 'abort', request_id = request, epoch = tonumber(ARGV[4])})
+  push_control(ARGV[3], ARGV[4])
 end
 return 'unknown'

@@ -2,7 +2,7 @@
 -- Scripts run one at a time in the server, so each of them is one step of the queue.
 
 local CONTROL_TTL_MS = 60000  -- a dead engine's control list vanishes by itself
-local WIRE_VERSION = '\2'     -- codec.py: the first byte of every message
+local WIRE_VERSION = '\2'     -- codec.py: the first byte of every message; publish.lua writes it
 
 local function key(...)
   return PREFIX .. table.concat({...}, ':')
@@ -30,9 +30,13 @@ local function is_alive(engine, boot)
   return redis.call('HGET', key('engine', engine), 'boot') == boot
 end
 
+-- message: comes sealed from whoever called the script; '' where there is none to send.
 local function push_control(engine, message)
+  if message == '' then
+    return
+  end
   local list = key('control', engine)
-  redis.call('RPUSH', list, WIRE_VERSION .. cmsgpack.pack(message))
+  redis.call('RPUSH', list, message)
   redis.call('PEXPIRE', list, CONTROL_TTL_MS)
 end
 
@@ -174,7 +178,7 @@ end
 -- Of the idle engines that live, one that holds the request's adapter and has room for its prompt,
 -- else the roomiest. One without room for it only asks once in vain; one whose heartbeat is late is
 -- woken too, but not relied on.
-local function wake_engine(adapter, prompt_tokens)
+local function wake_engine(adapter, prompt_tokens, wake)
   local idle = key('idle')
   local engines, is_first = redis.call('ZREVRANGE', idle, 0, -1, 'WITHSCORES'), {}
   local order = {}
@@ -193,7 +197,7 @@ local function wake_engine(adapter, prompt_tokens)
   end
   for _, engine in ipairs(order) do
     redis.call('ZREM', idle, engine)
-    push_control(engine, {type = 'wake'})
+    push_control(engine, wake)
     if redis.call('EXISTS', key('engine', engine)) == 1 then
       break
     end
@@ -219,7 +223,7 @@ local function push_request(arrival)
   if tier == 'flex' then
     redis.call('ZADD', key('flex'), int(now), request)
   end
-  wake_engine(ARGV[7], tonumber(ARGV[5]))
+  wake_engine(ARGV[7], tonumber(ARGV[5]), ARGV[13])
 end
 
 -- How many requests a second are leased while there are more in the queue: what all engines can

@@ -12,7 +12,7 @@ import redis
 from engine.messages import Abort, FinishReason, OutputBatch, TokenOutput, Wake
 from engine.transport import keys
 from engine.transport.client import QueueClient
-from engine.transport.codec import WIRE_VERSION, Codec, encode_control
+from engine.transport.codec import WIRE_VERSION, Codec
 from engine.transport.server import EngineTransport
 from tests.builders.damage import damaged
 from tests.builders.queue_driver import QueueDriver
@@ -93,6 +93,35 @@ async def test_forged_outputs_are_not_heard(client: QueueClient, raw: redis.Redi
     assert heard == [7, 7, 7]  # which shows, too, that what has the secret is heard
 
 
+def test_forged_control_messages_are_not_heard(
+    transport: EngineTransport, raw: redis.Redis
+) -> None:
+    abort, wake = Abort(request_id="req_1", epoch=1), Wake()
+    unsealed = WIRE_VERSION + msgspec.msgpack.encode(abort)
+    mine = Codec(QUEUE_SECRET).encode(abort)
+    raw.rpush(keys.control("engine-0"), FORGER.encode(abort), FORGER.encode(wake), unsealed, mine)
+    assert transport.wait_control(1) == [abort]  # the one that has the secret
+
+
+def test_what_a_script_tells_an_engine_is_sealed(
+    driver: QueueDriver, transport: EngineTransport, raw: redis.Redis
+) -> None:
+    request = make_request(request_id="req_1")
+    assert lease(transport) == []
+    driver.enqueue(request)
+    assert lease(transport) == ["req_1"]
+    driver.requeue(msgspec.structs.replace(request, epoch=1), is_forced=True)
+    assert lease(transport) == ["req_1"]
+    driver.abort("req_1", epoch=2)
+    said = raw.lrange(keys.control("engine-0"), 0, -1)
+    codec = Codec(QUEUE_SECRET)
+    assert [codec.decode_control(each) for each in said] == [
+        Wake(),
+        Abort(request_id="req_1", epoch=1),
+        Abort(request_id="req_1", epoch=2),
+    ]
+
+
 async def test_readers_outlive_whatever_is_put_before_them(
     client: QueueClient, redis_url: str, raw: redis.Redis
 ) -> None:
@@ -101,8 +130,8 @@ async def test_readers_outlive_whatever_is_put_before_them(
     sound = [
         envelope(sealing.encode(output("req_1", [6]))),
         sealing.encode(make_request(request_id="req_1")),
-        encode_control(Abort(request_id="req_1", epoch=1)),
-        encode_control(Wake()),
+        sealing.encode(Abort(request_id="req_1", epoch=1)),
+        sealing.encode(Wake()),
     ]
     with StubEngine(redis_url, engine_id="engine-0") as engine:
         for i in range(NUM_FRAMES):

@@ -15,7 +15,7 @@ from engine.messages import (
     Wake,
 )
 from engine.transport import keys
-from engine.transport.codec import Codec, encode_control
+from engine.transport.codec import Codec
 from engine.transport.server import EngineStatus, EngineTransport
 from tests.builders.queue_driver import QueueDriver
 from tests.builders.queue_secret import QUEUE_SECRET
@@ -355,7 +355,7 @@ def test_an_unreadable_request_is_answered_and_the_engine_lives(
 def test_an_unreadable_control_message_is_dropped(
     transport: EngineTransport, server: redis.Redis
 ) -> None:
-    server.rpush(keys.control("engine-0"), "nonsense", encode_control(Wake()))
+    server.rpush(keys.control("engine-0"), "nonsense", Codec(QUEUE_SECRET).encode(Wake()))
     assert transport.wait_control(1) == [Wake()]
 
 
