@@ -86,6 +86,7 @@ OVERRIDES: Mapping[str, Schema] = {
             "threads",
         )
     },
+    "tracing.sampleRatio": {"type": "number", "minimum": 0, "maximum": 1},
     "settings.stepLimitSeconds": {"type": "number", "exclusiveMinimum": 0},
     "gpu.count": {"type": "integer", "minimum": 1},
 }

@@ -48,6 +48,9 @@
     - {name: TENFOLD_HEALTH_HOST, value: 0.0.0.0}
     - {name: TENFOLD_HEALTH_PORT, value: "8080"}
     {{- include "tenfold.engineSettings" (dict "settings" $values.settings) | trim | nindent 4 }}
+    {{- with include "tenfold.tracingEnv" .root }}
+    {{- . | nindent 4 }}
+    {{- end }}
     {{- with $values.extraEnv }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
