@@ -1,8 +1,8 @@
 """Is the process alive, and can it serve: what Kubernetes asks.
 
 Knows nothing of tenants. Invariant: `/livez` asks nobody else; `/readyz` is 200 only while the
-queue, at least one engine and the registry answer, or what the registry said a moment ago is held;
-it always answers within its time-out.
+queue, at least one engine and the registry answer, or what the registry said a moment ago is held,
+and never where its schema is older than this code; it always answers within its time-out.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from app.auth import public
 from app.context import AppContext, get_context
 from app.errors import UnavailableError
 from app.promptly import promptly
+from app.schema_repository import read_schema
 from engine.transport.errors import QueueUnavailableError
 
 CHECK_TIMEOUT_S = 1.0
@@ -37,24 +38,27 @@ async def readyz(
     """`engines=optional`: what engines and their queue do is not this process's to be judged by."""
     if context.drain.is_draining:
         return JSONResponse({"status": "draining"}, status_code=503)
-    registry, num_engines = await asyncio.gather(_registry(context), _live_engines(context))
+    (registry, reason), num_engines = await asyncio.gather(
+        _registry(context), _live_engines(context)
+    )
     checks: dict[str, Any] = {
         "registry": registry,
         "queue": "ok" if num_engines is not None else "unreachable",
         "engines": num_engines or 0,
     }
     has_engines = bool(num_engines) or engines == "optional"
-    is_ready = registry != "unreachable" and has_engines
-    body = {"status": "ready" if is_ready else "unavailable", "checks": checks}
+    is_ready = registry in ("ok", "snapshot") and has_engines
+    body = {"status": "ready" if is_ready else "unavailable", "checks": checks} | reason
     return JSONResponse(body, status_code=200 if is_ready else 503)
 
 
-async def _registry(context: AppContext) -> str:
+async def _registry(context: AppContext) -> tuple[str, dict[str, str]]:
+    """How it is, and a reason where that needs one."""
     try:
-        await promptly(context.database.ping(), CHECK_TIMEOUT_S)
+        schema = await promptly(read_schema(context.database), CHECK_TIMEOUT_S)
     except UnavailableError:
-        return "snapshot" if context.registry.is_held else "unreachable"
-    return "ok"
+        return ("snapshot" if context.registry.is_held else "unreachable"), {}
+    return schema.verdict
 
 
 async def _live_engines(context: AppContext) -> int | None:

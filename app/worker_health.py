@@ -1,7 +1,8 @@
 """A worker's port for Kubernetes and Prometheus: `/livez`, `/readyz`, `/metrics`.
 
 Knows nothing of the worker's work. Invariant: `/livez` asks nobody else, so that an outage of
-Postgres or Redis restarts no worker; `/readyz` answers within `CHECK_TIMEOUT_S`.
+Postgres or Redis restarts no worker; `/readyz` answers within `CHECK_TIMEOUT_S`, and says why where
+the registry's schema is older than this code.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from starlette.routing import Route
 from app.db import Database
 from app.errors import UnavailableError
 from app.metrics.worker import WorkerMetrics
+from app.schema_repository import read_schema
 from engine.exposition import CONTENT_TYPE
 
 CHECK_TIMEOUT_S = 1.0
@@ -29,10 +31,12 @@ def create_health_app(database: Database, metrics: WorkerMetrics) -> Starlette:
         return JSONResponse({"status": "ok"})
 
     async def readyz(_: Request) -> Response:
-        is_ready = await _answers(database)
+        registry, reason = await _registry(database)
+        is_ready = registry == "ok"
         body = {"status": "ready" if is_ready else "unavailable"}
-        checks = {"registry": "ok" if is_ready else "unreachable"}
-        return JSONResponse(body | {"checks": checks}, status_code=200 if is_ready else 503)
+        checks = {"registry": registry}
+        answer = body | {"checks": checks} | reason
+        return JSONResponse(answer, status_code=200 if is_ready else 503)
 
     async def render(_: Request) -> Response:
         await metrics.look()
@@ -79,9 +83,10 @@ class _Server(uvicorn.Server):
         yield
 
 
-async def _answers(database: Database) -> bool:
+async def _registry(database: Database) -> tuple[str, dict[str, str]]:
+    """How it is, and a reason where that needs one."""
     try:
-        async with asyncio.timeout(CHECK_TIMEOUT_S), database.session():
-            return True
+        async with asyncio.timeout(CHECK_TIMEOUT_S):
+            return (await read_schema(database)).verdict
     except (UnavailableError, TimeoutError):
-        return False
+        return "unreachable", {}

@@ -18,6 +18,14 @@ from app.all_tables import METADATA
 
 LOCK_TIMEOUT = "5s"
 ADVISORY_LOCK = 0x7E4F01D  # any number that nobody else locks in this database
+# Processes ask which revision they have found (`app.schema_repository`).
+SHOW_REVISION = """
+DO $$ BEGIN
+    IF to_regclass('alembic_version') IS NOT NULL THEN
+        GRANT SELECT ON alembic_version TO PUBLIC;
+    END IF;
+END $$
+"""
 
 
 def run_offline() -> None:
@@ -33,6 +41,7 @@ def run_on(connection: Connection) -> None:
         connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({ADVISORY_LOCK})")
         connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'")
         context.run_migrations()
+        connection.exec_driver_sql(SHOW_REVISION)
 
 
 async def run_online() -> None:
