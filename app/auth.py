@@ -1,8 +1,9 @@
 """Who is asking: from a key in the request to a `Principal`, or a refusal.
 
 Knows nothing of what is asked for. Invariants: a `Principal` is made here, from a row that the
-presented key's HMAC found, and nowhere else; whatever fails on the way ends in 401 or 503, never
-in a default; the key itself is neither stored nor logged.
+presented key's HMAC found (for work that a key has left behind: that its id finds), and nowhere
+else; whatever fails on the way ends in 401 or 503, never in a default; the key itself is neither
+stored nor logged.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ import hashlib
 import hmac
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Annotated, Literal
 
 from fastapi import Depends, Request
 
-from app.api_keys.repository import FoundKey, find_key_by_hash
+from app.api_keys.repository import FoundKey, find_key_by_hash, find_key_by_id
 from app.api_keys.secret import is_well_formed
 from app.context import AppContext, get_context
 from app.errors import NotFoundError, PermissionDeniedError, UnauthorizedError
@@ -25,6 +27,7 @@ from app.settings import Settings
 
 Scope = Literal["inference", "adapters:write", "keys:write", "usage:read"]
 MAX_KEY_CHARS = 256
+MAX_ROTATIONS = 100  # that a key is followed through
 OPERATOR = "operator"
 
 
@@ -121,6 +124,30 @@ async def verify_key(context: AppContext, key: str) -> Principal:
     found = await context.registry.look_up(("key", key_hash), lambda: _find_key(context, key_hash))
     if found is None or not hmac.compare_digest(found.key.key_hash, key_hash):
         raise _invalid_key()
+    return _admitted(context, found)
+
+
+async def verify_again(context: AppContext, tenant_id: str, key_id: str) -> Principal:
+    """The principal of a key that was verified when it left work behind, as the key is now.
+
+    Of one that was rotated and is over: of the key in its place. Raises as `verify_key`; a key that
+    was deleted is as one that was disabled.
+    """
+    for _ in range(MAX_ROTATIONS):
+        found = await context.registry.look_up(
+            ("key", tenant_id, key_id), partial(_find_key_by_id, context, tenant_id, key_id)
+        )
+        if found is None:
+            raise UnauthorizedError("This API key has been disabled.", code="key_disabled")
+        key = found.key
+        is_over = key.expires_at is not None and key.expires_at <= context.now()
+        if key.disabled_at is not None or key.replaced_by is None or not is_over:
+            break
+        key_id = key.replaced_by
+    return _admitted(context, found)
+
+
+def _admitted(context: AppContext, found: FoundKey) -> Principal:
     if found.key.disabled_at is not None:
         raise UnauthorizedError("This API key has been disabled.", code="key_disabled")
     if found.key.expires_at is not None and found.key.expires_at <= context.now():
@@ -154,6 +181,11 @@ def _frozen(names: list[str] | None) -> frozenset[str] | None:
 async def _find_key(context: AppContext, key_hash: str) -> FoundKey | None:
     async with context.database.session() as session:
         return await find_key_by_hash(session, key_hash)
+
+
+async def _find_key_by_id(context: AppContext, tenant_id: str, key_id: str) -> FoundKey | None:
+    async with context.database.session() as session:
+        return await find_key_by_id(session, tenant_id, key_id)
 
 
 async def _require_scope(request: Request, context: AppContext, scope: Scope) -> Principal:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from sqlalchemy import delete, select, text
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from app.db import tenant_scope
 from app.tables import ApiKey, Plan, Tenant
 
 _ENTER_TENANT_OF_KEY = text("SELECT enter_tenant_of_key(:key_hash)")
@@ -37,6 +38,20 @@ async def find_key_by_hash(session: AsyncSession, key_hash: str) -> FoundKey | N
             .join(Tenant, Tenant.id == ApiKey.tenant_id)
             .outerjoin(Plan, Plan.id == Tenant.plan_id)
             .where(ApiKey.tenant_id == tenant_id, ApiKey.key_hash == key_hash)
+        )
+    ).one_or_none()
+    return None if row is None else FoundKey(row[0], row[1], row[2])
+
+
+async def find_key_by_id(session: AsyncSession, tenant_id: str, key_id: str) -> FoundKey | None:
+    """A key that was found before, as it is now. Enters its tenant's scope."""
+    await tenant_scope(session, tenant_id)
+    row = (
+        await session.execute(
+            select(ApiKey, Tenant, Plan)
+            .join(Tenant, Tenant.id == ApiKey.tenant_id)
+            .outerjoin(Plan, Plan.id == Tenant.plan_id)
+            .where(ApiKey.tenant_id == tenant_id, ApiKey.id == key_id)
         )
     ).one_or_none()
     return None if row is None else FoundKey(row[0], row[1], row[2])
