@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from typing import cast
@@ -17,6 +17,7 @@ from typing import cast
 from fastapi import Request
 from opentelemetry.trace import Tracer
 
+from app.adapters.validator import Validator
 from app.admission.service import Admission
 from app.admission.settlement import load_spend
 from app.availability import Availability
@@ -57,6 +58,7 @@ class AppContext:
     tracer: Tracer
     drain: Drain
     now: Clock
+    validator: Validator = field(default_factory=Validator)
 
 
 @asynccontextmanager

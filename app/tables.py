@@ -136,7 +136,8 @@ class AdapterVersion(Table):
     """Immutable but for its state (`app.adapters.states`) and how long it will be served.
 
     `shutdown_on`: the first day on which a deprecated version is not served any more. `activates`:
-    it is to be active as soon as it has passed.
+    it is to be active as soon as it has passed. `certificate`: what an engine measured of it, and
+    who says so (`app.adapters.verification`).
     """
 
     __tablename__ = "adapter_versions"
@@ -176,6 +177,7 @@ class AdapterVersion(Table):
     activated_at: Mapped[datetime | None]
     shutdown_on: Mapped[date | None]
     activates: Mapped[bool] = mapped_column(server_default=true())
+    certificate: Mapped[dict[str, Any] | None]
 
 
 class AdapterAlias(Table):

@@ -16,6 +16,7 @@ from pathlib import Path
 import asyncpg
 import structlog
 
+from app.adapters.certifier import open_certifier
 from app.adapters.jobs import JobRunner
 from app.adapters.jobs_repository import JOBS_CHANNEL
 from app.context import utc_now
@@ -53,9 +54,8 @@ async def run(settings: WorkerSettings) -> None:
         loop.add_signal_handler(number, stopping.set)
     database = Database(settings.database_url, pool_size=6)
     base = await asyncio.to_thread(BaseSpec.from_folder, settings.model, settings.model_id)
-    base_files = await asyncio.to_thread(find_base_files, settings.model, base)
+    model = await asyncio.to_thread(find_base_weights, settings.model, base)
     store = open_store(settings.adapter_store)
-    runner = JobRunner(database, store, base, utc_now, base_files)
     ledger = LedgerJobs(database, settings)
     usage = UsageJobs(database, settings, utc_now)
     metrics = WorkerMetrics(database, settings.redis_url, ledger)
@@ -64,8 +64,12 @@ async def run(settings: WorkerSettings) -> None:
     try:
         async with (
             health_port(settings.health_host, settings.health_port, database, metrics),
+            open_certifier(settings, base) as certifier,
             asyncio.TaskGroup() as group,
         ):
+            runner = JobRunner(
+                database, store, base, utc_now, model=model, certifier=certifier
+            )
             group.create_task(_do_jobs(settings.database_url, runner, stopping))
             group.create_task(ledger.run(stopping))
             group.create_task(usage.run(stopping))
@@ -78,10 +82,11 @@ async def run(settings: WorkerSettings) -> None:
     log.info("worker_stopped")
 
 
-def find_base_files(model: Path, base: BaseSpec) -> BaseFiles | None:
-    """The base's weights where they lie beside its configuration; None where they do not."""
+def find_base_weights(model: Path, base: BaseSpec) -> Path | None:
+    """The base's folder where its weights lie beside its configuration; None where they do not."""
     try:
-        return BaseFiles.from_folder(model, base)
+        BaseFiles.from_folder(model, base)
+        return model
     except UnsupportedBaseError as error:
         log.warning("base_weights_not_here", reason=str(error))
         return None

@@ -29,9 +29,6 @@ from lora.weights import LoraWeights
 
 NUM_SAMPLED = 8
 NUM_INPUTS = 4
-MAX_ERROR = 1e-3
-"""Relative to what the adapter adds: a float32 sum over thousands of terms is far below it."""
-
 _CHUNK_ROWS = 1024
 _STORED = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
 

@@ -35,12 +35,14 @@ from engine.event_log import configure_logging
 from engine.health import EngineHealth, HealthServer
 from engine.loop import EngineLoop
 from engine.memory_split import split_memory
+from engine.messages import AdapterRef
 from engine.meters import EngineMeters, Observers
 from engine.metrics import EngineMetrics
 from engine.request_tracer import RequestTracer
 from engine.runners import open_runner
 from engine.signals import call_on_signals
 from engine.tracing import ENDPOINT, TracingMissingError, open_tracing
+from engine.transport.certificates import Certificates
 from engine.transport.server import EngineTransport
 from lora.base_spec import BaseSpec
 from lora.store import open_store
@@ -117,6 +119,13 @@ def serve(
             help="JSON file: lists of token ids; tenants share these prefixes on the base model.",
         ),
     ] = None,
+    certified_only: Annotated[
+        bool,
+        typer.Option(
+            envvar="TENFOLD_CERTIFIED_ONLY",
+            help="Load no adapter that has no certificate. Off while older workers still run.",
+        ),
+    ] = True,
     debug_poison_pages: Annotated[
         bool,
         typer.Option(
@@ -220,14 +229,20 @@ def serve(
     )
     runner = open_runner(config, base, model)
     config = runner.config
+    certificates = Certificates(secret, base.fingerprint)
+
+    def admits(ref: AdapterRef) -> bool:
+        return not certified_only or certificates.is_valid(ref.digest, ref.certificate)
+
     loader = AdapterLoader(
         open_store(adapter_store),
         base,
         runner.base_tensors,
         prepare=runner.prepare_adapter,
         on_completed=lambda: loop.wake(),
+        admits=admits,
     )
-    core = EngineCore(config, base, runner, loader, name)
+    core = EngineCore(config, base, runner, loader, name, admits=admits)
     transport = EngineTransport(redis_url, name, secret=secret)
     loop = EngineLoop(
         core,

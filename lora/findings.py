@@ -101,6 +101,12 @@ REFUSALS: dict[str, Refusal] = {
     "tensor_unexpected": Refusal(422, "A tensor that is no part of the configured adapter."),
     "tensor_duplicate": Refusal(422, "Two tensors stand for the same matrix."),
     "tensor_missing": Refusal(422, "Tensors of a configured target are missing (cut-off save?)."),
+    "validation_limits_exceeded": Refusal(
+        422, "Checking it took more time or memory than is allowed."
+    ),
+    "canary_nonfinite": Refusal(
+        422, "With it the model gives NaN or infinity on the golden prompts."
+    ),
 }
 
 WARNINGS: dict[str, str] = {

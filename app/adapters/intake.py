@@ -22,31 +22,26 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.requests import Request
 
 from app.adapters.jobs_repository import add_job
-from app.adapters.manifest_summary import summarise
 from app.adapters.receive import receive_files
-from app.adapters.reports import build_report, refusal
 from app.adapters.repository import AdapterRepository
 from app.adapters.schemas import describe_version
 from app.adapters.service import find_adapter
+from app.adapters.states import REJECTED, VERIFYING, change_state
 from app.adapters.storage_errors import storage_errors
+from app.adapters.structure_check import Checked, check_folder
+from app.adapters.validator import Validator
 from app.adapters.versions_repository import VersionRepository, lock_bytes
 from app.audit.trail import AuditTrail
 from app.context import AppContext
 from app.db import Database, tenant_scope
-from app.errors import NotFoundError, UnprocessableError
+from app.errors import NotFoundError
 from app.ids import new_id
 from app.settings import WorkerSettings
 from app.tables import Adapter, AdapterVersion
 from lora.base_spec import BaseSpec
 from lora.digest import FileDigest, adapter_digest
-from lora.manifest import (
-    DEFAULT_LIMITS,
-    AdapterManifest,
-    ManifestError,
-    ManifestLimits,
-    read_manifest,
-)
-from lora.store import CONFIG_FILE, WEIGHTS_FILE, AdapterStore, locator_of
+from lora.limits import DEFAULT_LIMITS
+from lora.store import AdapterStore, locator_of
 
 STAGING_FOLDER = "uploads"
 STALE_STAGING_S = 86_400.0
@@ -66,6 +61,9 @@ class IntakeContext(Protocol):
 
     @property
     def base(self) -> BaseSpec: ...
+
+    @property
+    def validator(self) -> Validator: ...
 
 
 async def upload_version(
@@ -88,12 +86,15 @@ async def accept_folder(
     folder: Path,
     files: Mapping[str, FileDigest],
     trail: AuditTrail,
+    *,
+    activates: bool = True,
 ) -> AdapterVersion:
     """A new version in state `verifying`, or the existing one with these bytes.
 
     The way in of every upload, import and completed session. `folder` holds the received files by
     their accepted names, `files` what was received, by the same names: `CONFIG_FILE` and
-    `WEIGHTS_FILE`. The folder stays the caller's, who removes it. Sending the same bytes again puts
+    `WEIGHTS_FILE` of `lora.store`. activates: it is to be active as soon as it has passed.
+    The folder stays the caller's, who removes it. Sending the same bytes again puts
     them back where the store lost or damaged them, and a rejected version is `verifying` again.
 
     Raises NotFoundError, UnavailableError where the bytes cannot be kept, or the refusal of the
@@ -102,13 +103,12 @@ async def accept_folder(
     async with context.database.session() as session:
         await tenant_scope(session, tenant_id)
         adapter = await find_adapter(session, tenant_id, adapter_reference)
-    digest = adapter_digest(files.values())
     limits = replace(DEFAULT_LIMITS, max_override_bytes=context.settings.max_override_bytes)
-    manifest = await asyncio.to_thread(check_upload, folder, files, context.base, limits, digest)
+    checked = await check_folder(context.validator, folder, files, context.base, limits)
     async with context.database.session() as session:
         await tenant_scope(session, tenant_id)
         version, action = await _accept(
-            session, context.store, adapter, digest, list(files.values()), manifest, folder
+            session, context.store, adapter, checked, list(files.values()), folder, activates
         )
         await trail.record(session, tenant_id, action, version.id, after=describe_version(version))
         await session.commit()
@@ -119,13 +119,13 @@ async def _accept(
     session: AsyncSession,
     store: AdapterStore,
     adapter: Adapter,
-    digest: str,
+    checked: Checked,
     files: list[FileDigest],
-    manifest: AdapterManifest,
     folder: Path,
+    activates: bool,
 ) -> tuple[AdapterVersion, str]:
     """The version, and what became of it, as the audit log calls it."""
-    tenant_id = adapter.tenant_id
+    tenant_id, digest = adapter.tenant_id, checked.digest
     locked = await AdapterRepository(session, tenant_id).lock(adapter.id)
     if locked is None:  # deleted while the client was sending
         raise NotFoundError("No such adapter.", param="adapter")
@@ -136,11 +136,12 @@ async def _accept(
             store.put, tenant_id, digest, {file.name: folder / file.name for file in files}
         )
     versions = VersionRepository(session, tenant_id)
-    report = build_report(digest, "verifying", manifest.warnings)
+    report = checked.report(VERIFYING)
     existing = await versions.get_live_by_digest(adapter.id, digest)
     if existing is not None:
-        if existing.state == "rejected":
-            existing.state, existing.report = "verifying", report
+        if existing.state == REJECTED:
+            change_state(existing, VERIFYING)
+            existing.report = report
             await add_job(session, tenant_id, "verify", existing.id)
         return existing, "version.sent_again"
     version = AdapterVersion(
@@ -149,41 +150,19 @@ async def _accept(
         adapter_id=adapter.id,
         number=locked.next_number,
         digest=digest,
-        state="verifying",
+        state=VERIFYING,
         locator=locator,
         num_bytes=sum(file.num_bytes for file in files),
         files=[asdict(file) for file in files],
-        manifest=summarise(manifest),
+        manifest=checked.summary,
         report=report,
+        activates=activates,
     )
     locked.next_number += 1
     await versions.add(version)
     await session.refresh(version)
     await add_job(session, tenant_id, "verify", version.id)
     return version, "version.uploaded"
-
-
-def check_upload(
-    folder: Path,
-    files: Mapping[str, FileDigest],
-    base: BaseSpec,
-    limits: ManifestLimits,
-    digest: str,
-) -> AdapterManifest:
-    """Every structural check. Raises the refusal with all findings."""
-    if WEIGHTS_FILE not in files:
-        raise UnprocessableError(
-            f"The upload holds no {WEIGHTS_FILE}.", code="adapter_empty", param=WEIGHTS_FILE
-        )
-    if CONFIG_FILE not in files:
-        raise UnprocessableError(
-            f"The upload holds no {CONFIG_FILE}.", code="config_missing", param=CONFIG_FILE
-        )
-    try:
-        config = (folder / CONFIG_FILE).read_bytes()
-        return read_manifest(config, folder / WEIGHTS_FILE, base, limits=limits)
-    except ManifestError as error:
-        raise refusal(error, digest) from error
 
 
 def sweep_staging(data_dir: Path, now_s: float) -> None:

@@ -8,34 +8,42 @@ version may still be served from are not removed.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
+from pathlib import Path
 
 import structlog
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from app.adapters.certifier import Certifier, NotTriedError
 from app.adapters.erasure import NO_ENGINES, Engines, erase, finish_deletion
 from app.adapters.jobs_repository import claim_job, finish_job, is_removed_later, postpone_job
-from app.adapters.verification import verify_version
+from app.adapters.validator import Validator
+from app.adapters.verification import Verifier, verify_version
 from app.adapters.versions_repository import is_needed, lock_bytes
 from app.db import Database, tenant_scope
 from app.errors import UnavailableError
 from app.tables import AdapterJob
-from lora.base_files import BaseFiles
 from lora.base_spec import BaseSpec
 from lora.store import AdapterStore
 
 log = structlog.get_logger()
 
+MAX_TRIAL_ATTEMPTS = 3  # for how long a version waits for an engine that could try it
+
 
 @dataclass(frozen=True, slots=True)
 class JobRunner:
+    """`model`, `certifier`: of `app.adapters.verification.Verifier`."""
+
     database: Database
     store: AdapterStore
     base: BaseSpec
     now: Callable[[], datetime]
-    base_files: BaseFiles | None = None
+    model: Path | None = None
     engines: Engines = NO_ENGINES
+    certifier: Certifier | None = None
+    validator: Validator = field(default_factory=Validator)
 
     async def run_next(self) -> bool:
         """Do one job; False where none is due. Raises UnavailableError without registry."""
@@ -52,6 +60,10 @@ class JobRunner:
                 return True
             except UnavailableError:
                 raise
+            except NotTriedError as error:
+                attempts = min(attempts, MAX_TRIAL_ATTEMPTS)
+                log.info("adapter_not_tried", job_id=job_id, reason=str(error))
+                await session.rollback()
             except Exception:  # whatever it is, it must not stop the jobs behind it
                 log.exception("job_failed", job_id=job_id, kind=job.kind, attempts=attempts)
                 await session.rollback()
@@ -62,15 +74,10 @@ class JobRunner:
 
     async def _do(self, session: AsyncSession, job: AdapterJob) -> None:
         if job.kind == "verify":
-            await verify_version(
-                session,
-                self.store,
-                self.base,
-                self.base_files,
-                job.tenant_id,
-                job.subject,
-                self.now(),
+            verifier = Verifier(
+                self.validator, self.store, self.base, self.model, self.certifier
             )
+            await verify_version(session, verifier, job.tenant_id, job.subject, self.now())
         else:
             await self._remove(session, job)
 

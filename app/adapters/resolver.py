@@ -142,7 +142,10 @@ def _resolved(
     return ResolvedModel(
         requested=model,
         adapter=AdapterRef(
-            tenant_id=principal.tenant_id, digest=found.digest, locator=found.locator
+            tenant_id=principal.tenant_id,
+            digest=found.digest,
+            locator=found.locator,
+            certificate=found.certificate or "",
         ),
         version=found.version,
         digest=found.digest,

@@ -37,6 +37,7 @@ class NamedVersion:
     state: str
     shutdown_on: date | None
     is_served: bool
+    certificate: str | None = None
     weight: int = 100
     sticky_by: str | None = None
 
@@ -93,6 +94,7 @@ def _versions(tenant_id: str, base_model_id: str) -> Select[*tuple[Any, ...]]:
             AdapterVersion.state,
             AdapterVersion.shutdown_on,
             _is_served().label("is_served"),
+            func.jsonb_extract_path_text(AdapterVersion.certificate, "certificate"),
         )
         .join(AdapterVersion, AdapterVersion.adapter_id == Adapter.id)
         .where(

@@ -1,122 +1,144 @@
-"""The second half of an upload's validation: what has to read every value.
+"""The second half of an upload's validation: what reads every value, and what tries the adapter.
 
 Knows nothing of who waits for it. Invariants: the bytes that are checked are the store's, and their
-digest is recomputed; a version that passed is active, unless its upload said that it is not to be:
-then it is `validated`.
+digest is recomputed; a version that passed has the certificate of the engine that tried it, and is
+active, unless its upload said that it is not to be: then it is `validated`.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import structlog
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from app.adapters.certifier import Certifier, Trial
 from app.adapters.jobs_repository import add_job
 from app.adapters.lifecycle import make_active
 from app.adapters.reports import build_report
 from app.adapters.repository import AdapterRepository
-from app.adapters.states import REJECTED, VALIDATED, change_state
+from app.adapters.states import GONE, REJECTED, VALIDATED, VERIFYING, change_state
+from app.adapters.validator import Validator
 from app.adapters.versions_repository import VersionRepository
 from app.tables import AdapterVersion
-from lora.base_copies import check_against_base
-from lora.base_files import BaseFiles
 from lora.base_spec import BaseSpec
 from lora.digest import adapter_digest, hash_file
 from lora.findings import Finding
-from lora.manifest import ManifestError, read_manifest
-from lora.store import CONFIG_FILE, WEIGHTS_FILE, AdapterMissingError, AdapterStore
-from lora.values import check_values
+from lora.limits import DEFAULT_LIMITS
+from lora.store import ADAPTER_FILES, AdapterMissingError, AdapterStore
 
 log = structlog.get_logger()
 
 
+@dataclass(frozen=True, slots=True)
+class Verifier:
+    """What checks an adapter that lies in the store.
+
+    model: the base's folder, where its weights lie on this machine; without them only engines
+    compare an adapter's copies of them. certifier: None tries nothing, and certifies nothing.
+    """
+
+    validator: Validator
+    store: AdapterStore
+    base: BaseSpec
+    model: Path | None = None
+    certifier: Certifier | None = None
+
+    async def check_stored(self, locator: str, digest: str) -> Sequence[Finding]:
+        """All findings about an adapter in the store, warnings included."""
+        try:
+            folder = await asyncio.to_thread(self.store.fetch, locator)
+        except AdapterMissingError:
+            return [_corrupt("The adapter's bytes are missing from the store.")]
+        if await asyncio.to_thread(_digest_of, folder) != digest:
+            return [_corrupt("The adapter's bytes in the store are not those that were accepted.")]
+        answer = await self.validator.check_values(folder, self.base, DEFAULT_LIMITS, self.model)
+        return answer.findings
+
+    async def try_out(self, tenant_id: str, locator: str, digest: str) -> Trial:
+        """What an engine made of it. Raises NotTriedError."""
+        if self.certifier is None:
+            return Trial(())
+        return await self.certifier.certify(tenant_id, digest, locator)
+
+
 async def verify_version(
-    session: AsyncSession,
-    store: AdapterStore,
-    base: BaseSpec,
-    base_files: BaseFiles | None,
-    tenant_id: str,
-    version_id: str,
-    now: datetime,
+    session: AsyncSession, verifier: Verifier, tenant_id: str, version_id: str, now: datetime
 ) -> None:
     """Check one version and write down what came of it. In the tenant's scope.
 
-    base_files: where the base's own numbers are, to compare copies with; None where they are not
-    on this machine, so that only engines compare them.
+    One that passed before is tried once more, for a certificate, and stays what it is.
+    Raises NotTriedError, ValidatorError: it is to be checked later.
     """
     versions = VersionRepository(session, tenant_id)
     waiting = await versions.get(version_id)
-    if waiting is None or waiting.state != "verifying":
+    if waiting is None or waiting.state in (*GONE, REJECTED):
         return  # deleted, or done by a worker whose answer was lost
-    findings = await asyncio.to_thread(
-        check_stored, store, base, base_files, waiting.locator, waiting.digest
-    )
+    state, locator, digest = waiting.state, waiting.locator, waiting.digest
+    findings: list[Finding] = []
+    if state == VERIFYING:
+        findings += await verifier.check_stored(locator, digest)
+    trial = Trial(())
+    if not _has_errors(findings):
+        trial = await verifier.try_out(tenant_id, locator, digest)
+        findings += [each for each in trial.findings if each.code not in _codes(findings)]
     # The check may have taken a while: nothing was locked meanwhile, so look again.
-    adapters = AdapterRepository(session, tenant_id)
-    locked = await adapters.lock(waiting.adapter_id)
+    locked = await AdapterRepository(session, tenant_id).lock(waiting.adapter_id)
     version = await versions.get(version_id)
-    if locked is None or version is None or version.state != "verifying":
+    if locked is None or version is None or version.state != state:
         return
-    if any(finding.severity == "error" for finding in findings):
-        await _reject(session, version, findings)
-    else:
-        await _accept(session, version, findings, now)
+    version.certificate = _stored(trial, now)
+    if state == VERIFYING:
+        await _conclude(session, version, findings, trial, now)
     await session.flush()
     log.info("adapter_verified", version_id=version.id, state=version.state, digest=version.digest)
 
 
-def check_stored(
-    store: AdapterStore,
-    base: BaseSpec,
-    base_files: BaseFiles | None,
-    locator: str,
-    digest: str,
-) -> Sequence[Finding]:
-    """All findings about an adapter in the store, warnings included. Blocking."""
-    try:
-        folder = store.fetch(locator)
-    except AdapterMissingError:
-        return [_corrupt("The adapter's bytes are missing from the store.")]
-    if _digest_of(folder) != digest:
-        return [_corrupt("The adapter's bytes in the store are not those that were accepted.")]
-    weights = folder / WEIGHTS_FILE
-    try:
-        manifest = read_manifest((folder / CONFIG_FILE).read_bytes(), weights, base)
-    except ManifestError as error:  # the rules have become stricter since it was accepted
-        return error.findings
-    findings = [*manifest.warnings, *check_values(weights, manifest)]
-    if base_files is not None:
-        findings += check_against_base(weights, manifest, base_files)
-    return findings
-
-
-async def _accept(
+async def _conclude(
     session: AsyncSession,
     version: AdapterVersion,
     findings: Sequence[Finding],
+    trial: Trial,
     now: datetime,
 ) -> None:
-    if version.activates:
+    if _has_errors(findings):
+        change_state(version, REJECTED)
+        await add_job(session, version.tenant_id, "remove", version.locator)
+    elif version.activates:
         await make_active(session, version, now)
     else:
         change_state(version, VALIDATED)
-    version.report = build_report(version.digest, version.state, findings)
+    report = build_report(version.digest, version.state, findings)
+    if trial.figures is not None:
+        report["figures"] = msgspec.to_builtins(trial.figures)
+    version.report = report
 
 
-async def _reject(
-    session: AsyncSession, version: AdapterVersion, findings: Sequence[Finding]
-) -> None:
-    change_state(version, REJECTED)
-    version.report = build_report(version.digest, "rejected", findings)
-    await add_job(session, version.tenant_id, "remove", version.locator)
+def _stored(trial: Trial, now: datetime) -> dict[str, Any] | None:
+    """A certificate as the registry keeps it."""
+    if trial.certificate is None:
+        return None
+    figures = msgspec.to_builtins(trial.figures)
+    return {"certificate": trial.certificate, "figures": figures, "issued_at": now.isoformat()}
+
+
+def _has_errors(findings: Sequence[Finding]) -> bool:
+    return any(finding.severity == "error" for finding in findings)
+
+
+def _codes(findings: Sequence[Finding]) -> set[str]:
+    return {finding.code for finding in findings}
 
 
 def _digest_of(folder: Path) -> str:
-    return adapter_digest([hash_file(folder / CONFIG_FILE), hash_file(folder / WEIGHTS_FILE)])
+    files = (path for path in folder.iterdir() if path.name in ADAPTER_FILES)
+    return adapter_digest(hash_file(path) for path in files)
 
 
 def _corrupt(message: str) -> Finding:

@@ -21,6 +21,7 @@ _UNAVAILABLE = frozenset(
         "adapter_corrupt",
         "adapter_load_failed",
         "adapter_missing",
+        "adapter_uncertified",
         "engine_lost",
         "output_lost",
         "queue_unavailable",

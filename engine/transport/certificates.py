@@ -21,6 +21,9 @@ UNCERTIFIED = EngineError(
     code="adapter_uncertified", message="The adapter has no valid certificate on this base."
 )
 
+MAX_MODULE_ERROR = 1e-3
+"""Relative to what the adapter adds: float32 sums over thousands of terms are far below it."""
+
 _DOMAIN = b"tenfold adapter certificate 1"
 _FIGURES_CHARS = 64
 

@@ -68,6 +68,11 @@ SELECT 'alc_' || substr(md5(a.adapter_id || ':' || a.alias), 1, 26), a.tenant_id
         'weight', 100)), 'system', a.updated_at
 FROM adapter_aliases a JOIN adapter_versions v ON v.id = a.version_id
 """
+CERTIFY_ACTIVE = """
+INSERT INTO adapter_jobs (id, tenant_id, kind, subject)
+SELECT 'job_' || substr(md5(id), 1, 26), tenant_id, 'verify', id FROM adapter_versions
+WHERE state = 'active'
+"""
 
 
 def upgrade() -> None:
@@ -90,7 +95,7 @@ def downgrade() -> None:
     for table in reversed(TABLES):
         op.drop_table(table)
     op.drop_column("adapter_aliases", "sticky_by")
-    for column in ("activates", "shutdown_on"):
+    for column in ("certificate", "activates", "shutdown_on"):
         op.drop_column("adapter_versions", column)
     _set_states(OLD_STATES, "state <> 'deleted'")
 
@@ -115,6 +120,7 @@ def _extend_versions() -> None:
         "adapter_versions",
         sa.Column("activates", sa.Boolean, server_default=sa.true(), nullable=False),
     )
+    op.add_column("adapter_versions", sa.Column("certificate", postgresql.JSONB))
     op.add_column("adapter_aliases", sa.Column("sticky_by", sa.Text))
 
 
@@ -280,10 +286,11 @@ def _take_in_what_is_there() -> None:
 
     An owner that is no superuser is bound by the policies too: for this they are not forced.
     """
-    tables = ("adapter_aliases", "adapter_versions", "adapter_alias_targets")
+    tables = ("adapter_aliases", "adapter_versions", "adapter_alias_targets", "adapter_jobs")
     for table in (*tables, "adapter_alias_history"):
         op.execute(f"ALTER TABLE {table} NO FORCE ROW LEVEL SECURITY")
     op.execute(BACKFILL_TARGETS)
     op.execute(BACKFILL_HISTORY)
+    op.execute(CERTIFY_ACTIVE)
     for table in (*tables, "adapter_alias_history"):
         op.execute(f"ALTER TABLE {table} FORCE ROW LEVEL SECURITY")
