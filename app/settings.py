@@ -9,10 +9,11 @@ from __future__ import annotations
 import secrets
 from pathlib import Path
 
-from pydantic import Field, HttpUrl, SecretStr
+from pydantic import Field, HttpUrl, SecretStr, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 MEBIBYTE = 1 << 20
+MIN_PEPPER_CHARS = 16
 
 
 class WorkerSettings(BaseSettings):
@@ -58,9 +59,10 @@ class Settings(WorkerSettings):
     """What `tenfold api` needs. Every field is `TENFOLD_<NAME>` in the environment.
 
     `database_url` is `postgresql+asyncpg://tenfold_app:...@host/db`: a role that is not a
-    superuser. Without `admin_key` the admin API refuses everyone. `api_id` names one life of one
-    process, and never another. `dependency_timeout_s` is what a request waits for Postgres or Redis
-    before it is answered 503. So is every request while more than `max_usage_backlog` records wait
+    superuser. Of several `key_pepper`s, with commas between, the first hashes API keys and any
+    verifies them. Without `admin_key` the admin API refuses everyone. `api_id` names one life of
+    one process, and never another. `dependency_timeout_s` is what a request waits for Postgres or
+    Redis before it is answered 503. So is every request while more than `max_usage_backlog` records wait
     in Redis for a worker: 60 MB of what is not yet in the ledger. A client that takes nothing of
     its stream for `client_stall_timeout_s` is cut off, and one whose body has not come after
     `body_timeout_s` (and as long as it takes at 8 KiB/s) is answered 408.
@@ -106,3 +108,20 @@ class Settings(WorkerSettings):
     metrics_top_tenants: int = Field(default=20, ge=0, le=1000)
     otlp_endpoint: str | None = Field(default=None, validation_alias="OTEL_EXPORTER_OTLP_ENDPOINT")
     api_id: str = Field(default_factory=lambda: f"api-{secrets.token_hex(6)}")
+
+    @property
+    def key_peppers(self) -> tuple[str, ...]:
+        """Of `key_pepper`, in order."""
+        return _in_order(self.key_pepper)
+
+    @field_validator("key_pepper")
+    @classmethod
+    def _check_peppers(cls, peppers: SecretStr) -> SecretStr:
+        if min(map(len, _in_order(peppers))) < MIN_PEPPER_CHARS:
+            raise ValueError(f"each pepper has at least {MIN_PEPPER_CHARS} characters")
+        return peppers
+
+
+def _in_order(texts: SecretStr) -> tuple[str, ...]:
+    """What lies between commas."""
+    return tuple(each.strip() for each in texts.get_secret_value().split(","))
