@@ -13,7 +13,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 START = "0" * 64  # what the first event of a chain follows
 MAX_FINDINGS = 20
@@ -21,9 +21,11 @@ _PURPOSE = b"tenfold.audit.v1"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-@dataclass(frozen=True, slots=True)
-class Link:
-    """One event as it is in the registry. The fields are the table's columns, in order."""
+class Link(NamedTuple):
+    """One event as it is in the registry. The fields are the table's columns, in order.
+
+    A tuple, since tens of thousands a second are made of rows.
+    """
 
     tenant_id: str
     seq: int
@@ -48,9 +50,13 @@ class Head:
     seal: str
 
 
-def audit_key(pepper: str) -> bytes:
-    """The chain's own secret, derived from the deployment's."""
-    return hmac.digest(pepper.encode(), _PURPOSE, "sha256")
+def audit_keys(peppers: str) -> tuple[bytes, ...]:
+    """The chain's own secrets, derived from the deployment's: one, or several with commas between.
+
+    The first one seals, and any of them verifies.
+    """
+    texts = [each.strip().encode() for each in peppers.split(",")]
+    return tuple(hmac.digest(text, _PURPOSE, "sha256") for text in texts)
 
 
 def canonical(value: Any) -> str | None:
@@ -60,21 +66,21 @@ def canonical(value: Any) -> str | None:
 
 def link_mac(key: bytes, previous: str, link: Link) -> str:
     """The MAC of `link` after the event whose MAC is `previous`."""
-    return _mac(
-        key,
-        "event",
-        previous,
-        link.tenant_id,
-        str(link.seq),
-        link.id,
-        str(_microseconds(link.recorded_at)),
-        link.actor,
-        link.request_id,
-        link.action,
-        link.target,
-        link.before,
-        link.after,
+    (tenant_id, seq, event_id, recorded_at, actor, request_id, action, target, before, after, _) = (
+        link
     )
+    number, moment = str(seq), str(_microseconds(recorded_at))
+    text = (
+        f"5:event{len(previous)}:{previous}{len(tenant_id)}:{tenant_id}{len(number)}:{number}"
+        f"{len(event_id)}:{event_id}{len(moment)}:{moment}{len(actor)}:{actor}"
+        f"{len(request_id)}:{request_id}{len(action)}:{action}{len(target)}:{target}"
+    )
+    text += "-" if before is None else f"{len(before)}:{before}"
+    text += "-" if after is None else f"{len(after)}:{after}"
+    if text.isascii():  # as all is that was recorded here: then characters are bytes
+        return hmac.digest(key, text.encode(), "sha256").hex()
+    fields = (tenant_id, number, event_id, moment, actor, request_id, action, target, before, after)
+    return _mac(key, "event", previous, *fields)
 
 
 def head_seal(key: bytes, tenant_id: str, seq: int, mac: str) -> str:
@@ -87,8 +93,9 @@ class Verifier:
     `kept` is the (seq, mac) of an event, written down elsewhere: the chain must still lead past it.
     """
 
-    def __init__(self, key: bytes, kept: tuple[int, str] | None = None) -> None:
-        self._key = key
+    def __init__(self, keys: Sequence[bytes], kept: tuple[int, str] | None = None) -> None:
+        """keys: of `audit_keys`."""
+        self._keys = tuple(keys)
         self._kept = kept
         self._previous = START
         self.num_events = 0
@@ -100,7 +107,7 @@ class Verifier:
             if link.seq != self.num_events:
                 self.find(f"event {self.num_events} is missing or out of order")
                 self.num_events = link.seq
-            if not hmac.compare_digest(link.mac, link_mac(self._key, self._previous, link)):
+            if not self._is_sealed(link):
                 self.find(f"event {link.seq} is not what was recorded, or not in its place")
             if self._kept is not None and link.seq == self._kept[0]:
                 if link.mac != self._kept[1]:
@@ -115,12 +122,21 @@ class Verifier:
         if head is None:
             self.find("the chain has no head")
             return
-        if not hmac.compare_digest(
-            head.seal, head_seal(self._key, head.tenant_id, head.seq, head.mac)
-        ):
+        seals = (head_seal(key, head.tenant_id, head.seq, head.mac) for key in self._keys)
+        if not any(hmac.compare_digest(head.seal.encode(), seal.encode()) for seal in seals):
             self.find("the head is not what was recorded")
         if (head.seq, head.mac) != (self.num_events, self._previous):
             self.find(f"the chain ends at event {self.num_events}, its head at {head.seq}")
+
+    def _is_sealed(self, link: Link) -> bool:
+        """By any of the keys. What was written under an older one is followed by what was not."""
+        for index, key in enumerate(self._keys):
+            mac = link_mac(key, self._previous, link)
+            if hmac.compare_digest(link.mac.encode(), mac.encode()):
+                if index:  # those that follow are of the same key, most likely
+                    self._keys = (key, *self._keys[:index], *self._keys[index + 1 :])
+                return True
+        return False
 
     def find(self, finding: str) -> None:
         """Note something that is not as it should be."""

@@ -10,7 +10,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Query
 
 from app.audit import service
-from app.audit.chain import audit_key
+from app.audit.chain import audit_keys
 from app.audit.repository import AuditRepository, list_heads
 from app.audit.schemas import AuditEventView, HeadList, HeadView, Verification
 from app.auth import require_operator
@@ -61,5 +61,5 @@ async def verify(
         raise BadRequestError("'kept_seq' and 'kept_mac' go together.", param="kept_mac")
     kept = None if kept_seq is None or kept_mac is None else (kept_seq, kept_mac)
     chain_id = await service.find_chain(session, chain)
-    key = audit_key(context.settings.key_pepper.get_secret_value())
-    return Verification.of(chain_id, await service.verify_chain(session, key, chain_id, kept))
+    keys = audit_keys(context.settings.key_pepper.get_secret_value())
+    return Verification.of(chain_id, await service.verify_chain(session, keys, chain_id, kept))

@@ -6,7 +6,9 @@ what is appended meanwhile is no finding.
 
 from __future__ import annotations
 
+import asyncio
 import re
+from collections.abc import Sequence
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -35,17 +37,23 @@ async def find_chain(session: AsyncSession, reference: str) -> str:
 
 
 async def verify_chain(
-    session: AsyncSession, key: bytes, chain_id: str, kept: tuple[int, str] | None = None
+    session: AsyncSession,
+    keys: Sequence[bytes],
+    chain_id: str,
+    kept: tuple[int, str] | None = None,
 ) -> Verifier:
-    """Follow a chain from its first event to its head, and past `kept`: (seq, mac), if given."""
+    """Follow a chain from its first event to its head, and past `kept`: (seq, mac), if given.
+
+    keys: of `app.audit.chain.audit_keys`.
+    """
     await tenant_scope(session, chain_id)
     chain = AuditRepository(session, chain_id)
-    verifier = Verifier(key, kept)
+    verifier = Verifier(keys, kept)
     head, last_seq = await chain.get_end()
     tenant_ids: set[str] = set()
     after = BEFORE_ALL
     while links := await chain.list_links(after, last_seq, BATCH):
-        verifier.take(links)
+        await asyncio.to_thread(verifier.take, links)
         tenant_ids |= {link.target for link in links if link.action == TENANT_CREATED}
         after = links[-1].seq
     verifier.finish(head)

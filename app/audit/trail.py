@@ -7,7 +7,7 @@ together or not at all; what is written was shown by the API before, so that no 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any
 
@@ -15,13 +15,15 @@ from fastapi import Depends, Request
 from pydantic import BaseModel
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from app.audit.chain import Head, Link, audit_key, canonical, head_seal, link_mac
+from app.audit.chain import Head, Link, audit_keys, canonical, head_seal, link_mac
 from app.audit.repository import AuditRepository
 from app.context import AppContext, get_context
 from app.db import tenant_scope
 from app.ids import new_id
 
 FLEET = "fleet"  # the chain of what concerns no single tenant, and of their coming and going
+
+WORKER = "worker"
 
 TENANT_CREATED = "tenant.created"
 
@@ -30,7 +32,10 @@ Shown = BaseModel | Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class AuditTrail:
-    """What one request does. `actor` is `operator`, or the id of a tenant's key."""
+    """What one request, or one job, does.
+
+    `actor` is `operator`, `worker`, or the id of a tenant's key.
+    """
 
     key: bytes
     actor: str
@@ -68,7 +73,7 @@ class AuditTrail:
         )
         mac = link_mac(self.key, last.mac, unsigned)
         seal = head_seal(self.key, tenant_id, unsigned.seq, mac)
-        await chain.append(replace(unsigned, mac=mac), Head(tenant_id, unsigned.seq, mac, seal))
+        await chain.append(unsigned._replace(mac=mac), Head(tenant_id, unsigned.seq, mac, seal))
 
     async def record_for_fleet(
         self,
@@ -88,11 +93,16 @@ def get_trail(request: Request, context: Annotated[AppContext, Depends(get_conte
     actor = request.state.actor  # AttributeError, hence 500, where no policy ran
     assert isinstance(actor, str)
     return AuditTrail(
-        key=audit_key(context.settings.key_pepper.get_secret_value()),
+        key=audit_keys(context.settings.key_pepper.get_secret_value())[0],
         actor=actor,
         request_id=request.state.request_id,
         at=context.now(),
     )
+
+
+def worker_trail(peppers: str, job_id: str, at: datetime) -> AuditTrail:
+    """Of what a worker does by itself: its job stands where a request's id does."""
+    return AuditTrail(audit_keys(peppers)[0], actor=WORKER, request_id=job_id, at=at)
 
 
 Trail = Annotated[AuditTrail, Depends(get_trail)]

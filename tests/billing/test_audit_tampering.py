@@ -17,7 +17,7 @@ import pytest
 from sqlalchemy import insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from app.audit.chain import START, Link, audit_key, head_seal, link_mac
+from app.audit.chain import START, Link, audit_keys, head_seal, link_mac
 from app.audit.service import verify_chain
 from app.audit.trail import AuditTrail
 from app.db import Database, tenant_scope
@@ -31,7 +31,8 @@ NUM_EVENTS = 40
 LONG = 20_000
 LEAST_PER_CPU_S = 25_000  # of 50,000 a second on a machine at rest
 TENANT = "ten_" + "0" * 26
-KEY = audit_key("pepper-of-the-tests")
+KEYS = audit_keys("pepper-of-the-tests")
+KEY = KEYS[0]
 
 
 @dataclass(slots=True)
@@ -81,7 +82,7 @@ async def write_long_chain(session: AsyncSession, length: int) -> None:
 
 
 async def findings(session: AsyncSession) -> list[str]:
-    return (await verify_chain(session, KEY, TENANT)).findings
+    return (await verify_chain(session, KEYS, TENANT)).findings
 
 
 async def test_every_tampering_is_found(

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError, ProgrammingError
 
-from app.audit.chain import audit_key
+from app.audit.chain import audit_keys
 from app.audit.service import verify_chain
 from app.context import AppContext
 from app.db import Database, tenant_scope
@@ -164,15 +164,15 @@ async def test_tamperings_are_found(
 ) -> None:
     """A few of the many that `make billing` tries."""
     draw = random.Random(7)
-    key = audit_key(context.settings.key_pepper.get_secret_value())
+    keys = audit_keys(context.settings.key_pepper.get_secret_value())
     async with owner.session() as session:
-        assert not (await verify_chain(session, key, acme.id)).findings
+        assert not (await verify_chain(session, keys, acme.id)).findings
         for _ in range(40):
             tampering = draw_tampering(draw, acme.id, 2)
             await tampering.apply(session)
-            assert (await verify_chain(session, key, acme.id)).findings, tampering
+            assert (await verify_chain(session, keys, acme.id)).findings, tampering
             await session.rollback()
-        assert not (await verify_chain(session, key, acme.id)).findings
+        assert not (await verify_chain(session, keys, acme.id)).findings
 
 
 async def test_another_tenants_events_are_not_to_be_seen(
