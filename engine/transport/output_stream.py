@@ -20,7 +20,9 @@ import msgspec
 
 from engine.messages import EngineError, EngineRequest, FinishReason, TokenOutput
 
-MAX_BUFFERED_OUTPUTS = 1024
+MAX_BUFFERED_TOKENS = 1024
+MAX_BUFFERED_OUTPUTS = 16
+"""More are joined: a reader that does not read costs next to nothing but its tokens."""
 _FAILURES = (FinishReason.ABORT, FinishReason.ERROR)
 
 
@@ -49,7 +51,7 @@ class OutputStream:
         on_end: Callable[[OutputStream, bool], None],
         now: float = 0.0,
         queue_timeout_s: float | None = None,
-        max_buffered_outputs: int = MAX_BUFFERED_OUTPUTS,
+        max_buffered_tokens: int = MAX_BUFFERED_TOKENS,
     ) -> None:
         """`on_end(stream, must_abort)` is called once, when no more output is wanted."""
         self.request = request
@@ -67,10 +69,11 @@ class OutputStream:
         self.deadline_at = None if queue_timeout_s is None else now + queue_timeout_s
         self.unknown_since: float | None = None
         self._on_end = on_end
-        self._max_buffered_outputs = max_buffered_outputs
+        self._max_buffered_tokens = max_buffered_tokens
         self._token_ids = list(request.delivered_token_ids)
         self._held: list[tuple[TokenOutput, str]] | None = None
         self._buffer: deque[TokenOutput] = deque()
+        self._num_buffered_tokens = 0
         self._has_news = asyncio.Event()
 
     @property
@@ -130,7 +133,10 @@ class OutputStream:
         fresh = output.token_ids[max(0, self.num_tokens - output.index) :]
         if not fresh and output.finish_reason is None:
             return
-        if len(self._buffer) >= self._max_buffered_outputs and output.finish_reason is None:
+        if (
+            self._num_buffered_tokens >= self._max_buffered_tokens
+            and output.finish_reason is None
+        ):
             self.fail("client_too_slow", "The client does not read its stream.", must_abort=True)
             return
         self._append(msgspec.structs.replace(output, index=self.num_tokens, token_ids=fresh))
@@ -162,6 +168,7 @@ class OutputStream:
     def close(self, reason: str = FinishReason.ABORT.value) -> None:
         """No more output is wanted. Never waits, so it is safe in a cancelled task."""
         self._buffer.clear()
+        self._num_buffered_tokens = 0
         self._end(must_abort=True, ending=reason)
 
     async def __aenter__(self) -> Self:
@@ -184,12 +191,17 @@ class OutputStream:
                 raise StopAsyncIteration
             self._has_news.clear()
             await self._has_news.wait()
-        return self._buffer.popleft()
+        output = self._buffer.popleft()
+        self._num_buffered_tokens -= len(output.token_ids)
+        return output
 
     def _append(self, output: TokenOutput) -> None:
         if output.token_ids:
             self._token_ids += output.token_ids
             self.num_torn = 0
+        self._num_buffered_tokens += len(output.token_ids)
+        if len(self._buffer) >= MAX_BUFFERED_OUTPUTS and _may_join(self._buffer[-1], output):
+            output = _joined(self._buffer.pop(), output)
         self._buffer.append(output)
         self._has_news.set()
 
@@ -200,3 +212,19 @@ class OutputStream:
         self.is_finished = True
         self._has_news.set()
         self._on_end(self, must_abort)
+
+
+def _may_join(last: TokenOutput, output: TokenOutput) -> bool:
+    """Whether nothing is lost where a reader gets both as one."""
+    is_plain = last.evidence is None and output.evidence is None
+    return is_plain and last.finish_reason is None and output.finish_reason not in _FAILURES
+
+
+def _joined(last: TokenOutput, output: TokenOutput) -> TokenOutput:
+    return msgspec.structs.replace(
+        output,
+        index=last.index,
+        token_ids=[*last.token_ids, *output.token_ids],
+        num_cached_tokens=max(last.num_cached_tokens, output.num_cached_tokens),
+        adapter_load_ms=max(last.adapter_load_ms, output.adapter_load_ms),
+    )

@@ -8,14 +8,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import uvicorn
-from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from app.http_protocol import HttpProtocol
 from tests.builders.waiting import until
 
 
 @asynccontextmanager
-async def serving(app: FastAPI, *, send_buffer: int | None = None) -> AsyncIterator[str]:
+async def serving(app: ASGIApp, *, send_buffer: int | None = None) -> AsyncIterator[str]:
     """The base URL, `http://127.0.0.1:PORT`, while the block runs.
 
     send_buffer: bytes that the kernel keeps for a client that does not read.

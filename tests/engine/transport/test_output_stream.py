@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.messages import FinishReason, TokenOutput
+from engine.transport.codec import WIRE_VERSION, Codec
 from engine.transport.failover import request_to_go_on
 from engine.transport.output_stream import Adrift, OutputStream
 from tests.builders.requests import make_request
@@ -26,11 +29,11 @@ class Ending:
 
 
 def make_stream(
-    *, delivered: Sequence[int] = (), max_buffered_outputs: int = 1024
+    *, delivered: Sequence[int] = (), max_buffered_tokens: int = 1024
 ) -> tuple[OutputStream, Ending]:
     ending = Ending()
     request = make_request(request_id="req_1", delivered=delivered)
-    return OutputStream(request, on_end=ending, max_buffered_outputs=max_buffered_outputs), ending
+    return OutputStream(request, on_end=ending, max_buffered_tokens=max_buffered_tokens), ending
 
 
 def tokens(
@@ -175,10 +178,57 @@ async def test_closing_frees_a_consumer_that_waits() -> None:
 
 
 async def test_a_reader_that_never_reads_is_cut() -> None:
-    stream, ending = make_stream(max_buffered_outputs=3)
+    stream, ending = make_stream(max_buffered_tokens=3)
     for index in range(5):
         stream.push(tokens(index, [index]), "engine", 0.0)
     outputs = await drain(stream)
     assert token_ids(outputs) == [0, 1, 2]
     assert outputs[-1].error is not None and outputs[-1].error.code == "client_too_slow"
     assert ending.calls == [True]
+
+
+BOUND_BYTES = 16 << 10
+"""Of what waits for one reader that does not read, beside the tokens that failover needs anyway."""
+
+
+def as_received(output: TokenOutput) -> TokenOutput:
+    """With strings and numbers of its own, as each message has them."""
+    codec = Codec()
+    sealed = WIRE_VERSION + msgspec.msgpack.encode(
+        {"engine_id": "engine", "outputs": [codec.encode(output)]}
+    )
+    [received] = codec.decode_batch(sealed)[0].outputs
+    return received
+
+
+def buffered_bytes(stream: OutputStream) -> int:
+    waiting = list(stream._buffer)
+    assert {id(token) for each in waiting for token in each.token_ids} <= set(
+        map(id, stream.token_ids)
+    ), "tokens are kept once"
+    sizes = [
+        sys.getsizeof(part)
+        for each in waiting
+        for part in (each, each.token_ids, each.request_id)
+    ]
+    return sum(sizes)
+
+
+async def test_what_waits_for_a_reader_that_does_not_read_is_bounded() -> None:
+    stream, _ = make_stream()
+    sizes = []
+    for index in range(1000):
+        stream.push(as_received(tokens(index, [1000 + index])), "engine", 0.0)
+        sizes.append(buffered_bytes(stream))
+    assert max(sizes) <= BOUND_BYTES
+    stream.push(tokens(1000, [7], finish=FinishReason.LENGTH), "engine", 0.0)
+    outputs = await drain(stream)
+    assert token_ids(outputs) == [*range(1000, 2000), 7]
+    assert outputs[-1].finish_reason is FinishReason.LENGTH
+    assert [each.index for each in outputs] == list(range(16)), "the first ones come as they came"
+
+
+def test_control_kept_one_by_one_they_would_be_beyond_the_bound() -> None:
+    received = [as_received(tokens(index, [index])) for index in range(1000)]
+    parts = [part for each in received for part in (each, each.token_ids, each.request_id)]
+    assert sum(map(sys.getsizeof, parts)) > 4 * BOUND_BYTES
