@@ -11,7 +11,22 @@ import time
 from typing import Literal
 
 Prefix = Literal[
-    "ten", "key", "adp", "ver", "job", "req", "aud", "pln", "prc", "upl", "imp", "alc", "ers", "rol"
+    "ten",
+    "key",
+    "adp",
+    "ver",
+    "job",
+    "req",
+    "aud",
+    "pln",
+    "prc",
+    "upl",
+    "imp",
+    "alc",
+    "ers",
+    "rol",
+    "fil",
+    "bat",
 ]
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford's base 32, lower case
