@@ -1,0 +1,59 @@
+"""Imports as the API shows and takes them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, Field, SecretStr
+
+from app.bodies import Body, Line, Timestamp
+from app.imports.sources import MAX_SOURCE_CHARS
+from app.imports.tables import Import
+from app.uploads.schemas import Sha256
+
+MAX_TOKEN_CHARS = 4096
+
+
+class ImportCreate(Body):
+    """`sha256`: of the weights file. `token`: sent to the source as a bearer token, never shown."""
+
+    source: Annotated[Line, Field(min_length=1, max_length=MAX_SOURCE_CHARS)]
+    sha256: Sha256 | None = None
+    token: Annotated[SecretStr, Field(min_length=1, max_length=MAX_TOKEN_CHARS)] | None = None
+
+
+class ImportView(BaseModel):
+    """`state`: queued, running, succeeded, failed or cancelled."""
+
+    object: Literal["adapter.import"] = "adapter.import"
+    id: str
+    adapter_id: str
+    source: str
+    revision: str | None
+    sha256: str | None
+    state: str
+    bytes_done: int
+    bytes_total: int | None
+    version_id: str | None
+    error: dict[str, Any] | None
+    created: Timestamp
+    started_at: Timestamp | None
+    ended_at: Timestamp | None
+
+    @classmethod
+    def of(cls, job: Import) -> Self:
+        return cls(
+            id=job.id,
+            adapter_id=job.adapter_id,
+            source=job.source,
+            revision=job.revision,
+            sha256=job.sha256,
+            state=job.state,
+            bytes_done=job.bytes_done,
+            bytes_total=job.bytes_total,
+            version_id=job.version_id,
+            error=job.error,
+            created=job.created_at,
+            started_at=job.started_at,
+            ended_at=job.ended_at,
+        )
