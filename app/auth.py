@@ -17,7 +17,7 @@ from typing import Annotated, Literal
 
 from fastapi import Depends, Request
 
-from app.api_keys.repository import FoundKey, find_key_by_hash, find_key_by_id
+from app.api_keys.repository import FoundKey, find_key_by_hash, find_key_by_id, rehash_key
 from app.api_keys.secret import is_well_formed
 from app.context import AppContext, get_context
 from app.errors import NotFoundError, PermissionDeniedError, UnauthorizedError
@@ -120,9 +120,9 @@ async def verify_key(context: AppContext, key: str) -> Principal:
     """
     if not is_well_formed(key):
         raise _invalid_key()
-    key_hash = hash_key(context.settings.key_pepper.get_secret_value(), key)
-    found = await context.registry.look_up(("key", key_hash), lambda: _find_key(context, key_hash))
-    if found is None or not hmac.compare_digest(found.key.key_hash, key_hash):
+    hashes = [hash_key(pepper, key) for pepper in context.settings.key_peppers]
+    found = await context.registry.look_up(("key", hashes[0]), partial(_find_key, context, hashes))
+    if found is None or not any(hmac.compare_digest(found.key.key_hash, each) for each in hashes):
         raise _invalid_key()
     return _admitted(context, found)
 
@@ -178,9 +178,18 @@ def _frozen(names: list[str] | None) -> frozenset[str] | None:
     return None if names is None else frozenset(names)
 
 
-async def _find_key(context: AppContext, key_hash: str) -> FoundKey | None:
+async def _find_key(context: AppContext, hashes: list[str]) -> FoundKey | None:
+    """By any of the hashes; from then on the registry has it by the first, the current pepper's."""
+    # The first once more: another process may just have put it in the place of an older one.
+    again = hashes[:1] if len(hashes) > 1 else []
     async with context.database.session() as session:
-        return await find_key_by_hash(session, key_hash)
+        for key_hash in (*hashes, *again):
+            found = await find_key_by_hash(session, key_hash)
+            if found is not None:
+                if key_hash != hashes[0]:
+                    await rehash_key(session, found.key, hashes[0])
+                return found
+    return None
 
 
 async def _find_key_by_id(context: AppContext, tenant_id: str, key_id: str) -> FoundKey | None:

@@ -59,10 +59,9 @@ class Settings(WorkerSettings):
     """What `tenfold api` needs. Every field is `TENFOLD_<NAME>` in the environment.
 
     `database_url` is `postgresql+asyncpg://tenfold_app:...@host/db`: a role that is not a
-    superuser. Of several `key_pepper`s, with commas between, the first hashes API keys and any
-    verifies them. Without `admin_key` the admin API refuses everyone. `api_id` names one life of
-    one process, and never another. `dependency_timeout_s` is what a request waits for Postgres or
-    Redis before it is answered 503. So is every request while more than `max_usage_backlog` records wait
+    superuser. Without `admin_key` the admin API refuses everyone. `api_id` names one life of one
+    process, and never another. `dependency_timeout_s` is what a request waits for Postgres or Redis
+    before it is answered 503. So is every request while more than `max_usage_backlog` records wait
     in Redis for a worker: 60 MB of what is not yet in the ledger. A client that takes nothing of
     its stream for `client_stall_timeout_s` is cut off, and one whose body has not come after
     `body_timeout_s` (and as long as it takes at 8 KiB/s) is answered 408.
@@ -74,6 +73,8 @@ class Settings(WorkerSettings):
     On SIGTERM new connections are taken for `drain_delay_s` more, and what runs may go on for
     `drain_s`.
     `failover_timeout_s` is what a request whose engine died waits for another one.
+    Of several peppers in `key_pepper`, with commas between, the first hashes API keys and any
+    verifies them.
     `max_file_bytes` is what one file may hold, `max_tenant_file_bytes` all of a tenant's together.
     `metrics_top_tenants`: how many tenants have metrics of their own. `otlp_endpoint`, which is
     OpenTelemetry's own variable, takes traces.

@@ -59,7 +59,7 @@ router = APIRouter(prefix="/keys")
 
 @router.post("", status_code=201)
 async def create_key(body: KeyCreate, asking: Asked, context: Context) -> KeyCreated:
-    pepper = context.settings.key_pepper.get_secret_value()
+    pepper = context.settings.key_peppers[0]
     return KeyCreated.with_secret(*await service.create_key(asking, body, pepper=pepper))
 
 
@@ -78,7 +78,7 @@ async def get_key(key: str, asking: Asked) -> KeyView:
 async def rotate_key(
     key: str, asking: Asked, context: Context, body: KeyRotate | None = None
 ) -> KeyCreated:
-    pepper = context.settings.key_pepper.get_secret_value()
+    pepper = context.settings.key_peppers[0]
     overlap_s = (body or KeyRotate()).overlap_s
     rotated = await service.rotate_key(asking, key, overlap_s=overlap_s, pepper=pepper)
     return KeyCreated.with_secret(*rotated)

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sqlalchemy import delete, select, text
+import structlog
+from sqlalchemy import delete, exc, select, text, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.db import tenant_scope
 from app.tables import ApiKey, Plan, Tenant
+
+log = structlog.get_logger()
 
 _ENTER_TENANT_OF_KEY = text("SELECT enter_tenant_of_key(:key_hash)")
 
@@ -55,6 +58,30 @@ async def find_key_by_id(session: AsyncSession, tenant_id: str, key_id: str) -> 
         )
     ).one_or_none()
     return None if row is None else FoundKey(row[0], row[1], row[2])
+
+
+async def rehash_key(session: AsyncSession, key: ApiKey, key_hash: str) -> None:
+    """From now on the registry has the key by this HMAC, unless it was changed meanwhile. Commits.
+
+    The session is in the scope of the key's tenant. Where the registry takes no changes, nothing is
+    lost: the key is found by the older HMAC again.
+    """
+    try:
+        await session.execute(
+            update(ApiKey)
+            .where(
+                ApiKey.tenant_id == key.tenant_id,
+                ApiKey.id == key.id,
+                ApiKey.key_hash == key.key_hash,
+            )
+            .values(key_hash=key_hash)
+            .execution_options(synchronize_session=False)
+        )
+        await session.commit()
+    except exc.DBAPIError as error:
+        log.warning("key_not_rehashed", key_id=key.id, error=type(error.orig).__name__)
+        return
+    log.info("key_rehashed", key_id=key.id)
 
 
 class ApiKeyRepository:
