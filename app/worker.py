@@ -27,6 +27,7 @@ from app.logging import configure_logging
 from app.metrics.drift import DriftWatch
 from app.metrics.worker import WorkerMetrics
 from app.requests.jobs import LedgerJobs
+from app.schema_repository import read_schema
 from app.settings import WorkerSettings
 from app.usage.jobs import UsageJobs
 from app.worker_health import health_port
@@ -67,6 +68,7 @@ async def run(settings: WorkerSettings) -> None:
             open_certifier(settings, base) as certifier,
             asyncio.TaskGroup() as group,
         ):
+            await _wait_for_schema(database, stopping)
             runner = JobRunner(
                 database, store, base, utc_now, model=model, certifier=certifier
             )
@@ -90,6 +92,19 @@ def find_base_weights(model: Path, base: BaseSpec) -> Path | None:
     except UnsupportedBaseError as error:
         log.warning("base_weights_not_here", reason=str(error))
         return None
+
+
+async def _wait_for_schema(database: Database, stopping: asyncio.Event) -> None:
+    """Until the registry answers, and with a schema that this code can work on."""
+    while not stopping.is_set():
+        try:
+            schema = await read_schema(database)
+            if schema.is_new_enough:
+                return
+            log.warning("registry_outdated", found=schema.found, needed=schema.needed)
+        except UnavailableError as error:
+            log.warning("registry_unreachable", error=error.internal)
+        await _wait_for_any(stopping)
 
 
 async def _do_jobs(database_url: str, runner: JobRunner, stopping: asyncio.Event) -> None:
