@@ -9,10 +9,11 @@ from __future__ import annotations
 import secrets
 from pathlib import Path
 
-from pydantic import Field, HttpUrl, SecretStr, field_validator
+from pydantic import AliasChoices, Field, HttpUrl, SecretStr, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 MEBIBYTE = 1 << 20
+STORE_VARIABLES = AliasChoices("TENFOLD_ADAPTER_STORE_URL", "TENFOLD_ADAPTER_STORE")
 MIN_PEPPER_CHARS = 16
 
 
@@ -31,16 +32,32 @@ class WorkerSettings(BaseSettings):
     with (as `queue_secret`, several may be given; of at least 32 characters each): without both
     there are neither. A file is kept for `file_retention_days` at most. A worker runs `max_batches`
     at a time, and of each `batch_concurrency` lines.
+    `adapter_store` is a folder or a bucket's URL; copies of what lies in a bucket are kept in
+    `adapter_cache` (default: in `data_dir`), up to `adapter_cache_bytes`.
+    `import_allow`: where adapters may be imported from, with commas between (`app.imports.sources`).
+    `import_networks`: private ones that may be reached for it. `import_ca_file`: whom to trust
+    there, instead of the system's authorities. `import_hub` is the Hugging Face Hub or its mirror.
     """
 
-    model_config = SettingsConfigDict(env_prefix="TENFOLD_", frozen=True, extra="ignore")
+    model_config = SettingsConfigDict(
+        env_prefix="TENFOLD_", frozen=True, extra="ignore", populate_by_name=True
+    )
 
     database_url: str
     redis_url: str
     queue_secret: SecretStr = Field(min_length=16)
     model: Path
     model_id: str | None = None
-    adapter_store: str
+    adapter_store: str = Field(validation_alias=STORE_VARIABLES)
+    adapter_cache: Path | None = None
+    adapter_cache_bytes: int = Field(default=20 * 1024 * MEBIBYTE, ge=0)
+    data_dir: Path = Path(".tenfold")
+    max_upload_bytes: int = Field(default=256 * MEBIBYTE, ge=1024)
+    import_allow: str = "hf://*"
+    import_networks: str = ""
+    import_ca_file: Path | None = None
+    import_hub: str = "https://huggingface.co"
+    import_timeout_s: float = Field(default=3600.0, gt=0)
     usage_export_url: HttpUrl | None = None
     usage_export_token: SecretStr | None = None
     sweep_interval_s: float = Field(default=1.0, gt=0)
@@ -76,6 +93,7 @@ class Settings(WorkerSettings):
     Of several peppers in `key_pepper`, with commas between, the first hashes API keys and any
     verifies them.
     `max_file_bytes` is what one file may hold, `max_tenant_file_bytes` all of a tenant's together.
+    Uploads in parts are cut into `upload_part_bytes`.
     `metrics_top_tenants`: how many tenants have metrics of their own. `otlp_endpoint`, which is
     OpenTelemetry's own variable, takes traces.
     """
@@ -85,12 +103,11 @@ class Settings(WorkerSettings):
     host: str = "127.0.0.1"
     port: int = 8000
     admin_port: int = 8001
-    data_dir: Path = Path(".tenfold")
     tenant_concurrency: int = Field(default=64, ge=1)
     # Below the concurrency, or it could never be reached: what waits is in flight as well.
     tenant_queue_depth: int = Field(default=32, ge=1)
     max_body_bytes: int = Field(default=4 * MEBIBYTE, ge=1024)
-    max_upload_bytes: int = Field(default=256 * MEBIBYTE, ge=1024)
+    upload_part_bytes: int = Field(default=16 * MEBIBYTE, ge=1024)
     max_file_bytes: int = Field(default=200 * MEBIBYTE, ge=1024)
     max_tenant_file_bytes: int = Field(default=10 * 1024 * MEBIBYTE, ge=1024)
     database_pool_size: int = Field(default=20, ge=1)
