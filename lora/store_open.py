@@ -8,6 +8,7 @@ Invariant: a URL of a scheme that is not listed here opens nothing.
 from __future__ import annotations
 
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,12 +58,15 @@ def open_store(
 def open_parts(url_or_path: str, **options: Any) -> PartStore:
     """Where the parts of unfinished uploads are kept: beside the adapters, in every store.
 
-    Raises ValueError for a scheme that `open_store` does not know.
+    Once it is wanted it raises ValueError for a scheme that `open_store` does not know.
     """
     folder = _local_folder(url_or_path)
     if folder is not None:
-        return PartStore(LocalStore(folder / PARTS_FOLDER, mkdir=True, automatic_cleanup=True))
-    return PartStore(open_objects(f"{url_or_path.rstrip('/')}/{PARTS_FOLDER}", **options))
+        return PartStore(
+            partial(LocalStore, folder / PARTS_FOLDER, mkdir=True, automatic_cleanup=True)
+        )
+    url = f"{url_or_path.rstrip('/')}/{PARTS_FOLDER}"
+    return PartStore(partial(open_objects, url, **options))
 
 
 def open_objects(url: str, **options: Any) -> ObjectStore:

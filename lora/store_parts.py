@@ -10,7 +10,8 @@ a client but one of `ADAPTER_FILES`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,8 +29,13 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 class PartStore:
-    def __init__(self, objects: ObjectStore) -> None:
-        self._objects = objects
+    def __init__(self, open_objects: Callable[[], ObjectStore]) -> None:
+        self._open_objects = open_objects
+
+    @cached_property
+    def _objects(self) -> ObjectStore:
+        """Opened when it is first wanted: whoever sends no parts needs no place for them."""
+        return self._open_objects()
 
     def put(self, upload_id: str, file: str, number: int, sha256: str, path: Path) -> None:
         """Keep the bytes at `path`. Raises StoreUnavailableError."""

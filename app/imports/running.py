@@ -148,7 +148,7 @@ class ImportRunner:
         """The id of the version that it came to."""
         settings = self._context.settings
         try:
-            async with asyncio.timeout(settings.import_timeout_s):
+            async with asyncio.timeout(settings.import_timeout_s) as limit:
                 publisher = self._open_publisher(job.source, self._token_of(job))
                 revision = job.revision or await publisher.pin()
                 if revision is not None and not await self._change(job, {"revision": revision}):
@@ -174,6 +174,8 @@ class ImportRunner:
                     )
                 return version.id
         except TimeoutError as error:
+            if not limit.expired():
+                raise
             raise ImportFailure(
                 "import_timeout", f"The import took more than {settings.import_timeout_s:g} s."
             ) from error
