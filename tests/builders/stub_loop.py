@@ -6,6 +6,7 @@ Knows nothing of tests. Invariant: the loop has ended when the block does.
 from __future__ import annotations
 
 import threading
+from math import inf
 
 from engine.config import EngineConfig
 from engine.core import EngineCore
@@ -13,9 +14,12 @@ from engine.loop import EngineLoop
 from engine.transport.server import EngineTransport
 from lora.base_spec import BaseSpec
 from tests.builders.queue_secret import QUEUE_SECRET
-from tests.stub_engine.clock import RealClock
+from tests.stub_engine.clock import Clock, RealClock
 from tests.stub_engine.loader import DelayedLoader
 from tests.stub_engine.runner import HashRunner, StepCosts
+
+
+STEP_LIMIT_S = 5.0
 
 
 class StubLoop:
@@ -32,16 +36,21 @@ class StubLoop:
         max_num_seqs: int = 32,
         max_num_batched_tokens: int = 128,
         transport: type[EngineTransport] = EngineTransport,
+        clock: Clock | None = None,
     ) -> None:
-        """load_s: until an adapter is there. Whoever is preempted is swapped out."""
+        """load_s: until an adapter is there. Whoever is preempted is swapped out.
+
+        clock: one by which a step may take as long as it likes.
+        """
         config = EngineConfig(
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             preemption="swap",
             debug_poison_pages=True,
+            step_limit_s=STEP_LIMIT_S if clock is None else inf,
         )
         config = config.with_pool_bytes(num_pages * config.page_bytes(base))
-        clock = RealClock()
+        clock = clock or RealClock()
         self.step_s = step_s
         runner = HashRunner(config, base, clock, StepCosts(step_s))
         self.loader = DelayedLoader(

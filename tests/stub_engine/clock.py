@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from threading import Semaphore
 from typing import Protocol
 
 
@@ -22,6 +23,35 @@ class RealClock:
 
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
+
+
+class SteppedClock(RealClock):
+    """This machine's; but who sleeps goes on when `let` is called, once for each sleep."""
+
+    def __init__(self) -> None:
+        self._may_go_on = Semaphore(0)
+        self._is_released = False
+        self.num_sleeps = 0
+        self.num_let = 0
+
+    @property
+    def is_held(self) -> bool:
+        """Whether somebody sleeps. One may, at a time."""
+        return self.num_sleeps > self.num_let
+
+    def sleep(self, seconds: float) -> None:
+        if not self._is_released:
+            self.num_sleeps += 1
+            self._may_go_on.acquire()
+
+    def let(self) -> None:
+        self.num_let += 1
+        self._may_go_on.release()
+
+    def release(self) -> None:
+        """From now on nobody sleeps."""
+        self._is_released = True
+        self.let()
 
 
 class VirtualClock:
