@@ -73,6 +73,10 @@ class Certifier(Protocol):
         """Try one adapter. Raises NotTriedError."""
         ...
 
+    def is_valid(self, digest: str, certificate: str) -> bool:
+        """Whether `certificate` is one that engines go by."""
+        ...
+
 
 class QueueCertifier:
     """A `Certifier` in front of the engines that serve."""
@@ -97,6 +101,9 @@ class QueueCertifier:
                 raise NotTriedError(answer.code)
         num_prompts = len(self._prompts)
         return self._judge(digest, answers[:num_prompts], answers[num_prompts:])
+
+    def is_valid(self, digest: str, certificate: str) -> bool:
+        return self._certificates.is_valid(digest, certificate)
 
     def _judge(
         self,

@@ -22,6 +22,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.requests import Request
 
 from app.adapters.jobs_repository import add_job
+from app.adapters.override_limit import override_limit
 from app.adapters.receive import receive_files
 from app.adapters.repository import AdapterRepository
 from app.adapters.schemas import describe_version
@@ -38,6 +39,7 @@ from app.errors import NotFoundError
 from app.ids import new_id
 from app.settings import WorkerSettings
 from app.tables import Adapter, AdapterVersion
+from app.uploads.quotas import Quotas
 from lora.base_spec import BaseSpec
 from lora.digest import FileDigest, adapter_digest
 from lora.limits import DEFAULT_LIMITS
@@ -73,6 +75,9 @@ async def upload_version(
     async with context.database.session() as session:
         await tenant_scope(session, tenant_id)
         adapter = await find_adapter(session, tenant_id, reference)
+        num_bytes = min(_declared_bytes(request), context.settings.max_upload_bytes)
+        await Quotas(session, tenant_id).take_upload(trail.at, num_bytes)
+        await session.commit()
     with staging(context.settings.data_dir) as folder:
         with storage_errors():
             files = await receive_files(request, folder, context.settings.max_upload_bytes)
@@ -93,17 +98,19 @@ async def accept_folder(
 
     The way in of every upload, import and completed session. `folder` holds the received files by
     their accepted names, `files` what was received, by the same names: `CONFIG_FILE` and
-    `WEIGHTS_FILE` of `lora.store`. activates: it is to be active as soon as it has passed.
-    The folder stays the caller's, who removes it. Sending the same bytes again puts
-    them back where the store lost or damaged them, and a rejected version is `verifying` again.
+    `WEIGHTS_FILE` of `lora.store`; it stays the caller's, who removes it. activates: the version is
+    to be active as soon as it has passed. Sending the same bytes again puts them back where the
+    store lost or damaged them; a rejected version, and one without a certificate, is tried again.
 
-    Raises NotFoundError, UnavailableError where the bytes cannot be kept, or the refusal of the
-    upload as an ApiError with a report.
+    Raises NotFoundError, QuotaExceededError, UnavailableError where the bytes cannot be kept, or
+    the refusal of the upload as an ApiError with a report.
     """
     async with context.database.session() as session:
         await tenant_scope(session, tenant_id)
         adapter = await find_adapter(session, tenant_id, adapter_reference)
-    limits = replace(DEFAULT_LIMITS, max_override_bytes=context.settings.max_override_bytes)
+        default = context.settings.max_override_bytes
+        max_override_bytes = await override_limit(session, tenant_id, default)
+    limits = replace(DEFAULT_LIMITS, max_override_bytes=max_override_bytes)
     checked = await check_folder(context.validator, folder, files, context.base, limits)
     async with context.database.session() as session:
         await tenant_scope(session, tenant_id)
@@ -129,19 +136,23 @@ async def _accept(
     locked = await AdapterRepository(session, tenant_id).lock(adapter.id)
     if locked is None:  # deleted while the client was sending
         raise NotFoundError("No such adapter.", param="adapter")
+    versions, num_bytes = VersionRepository(session, tenant_id), sum(f.num_bytes for f in files)
+    existing = await versions.get_live_by_digest(adapter.id, digest)
+    if existing is None:
+        await Quotas(session, tenant_id).check_version(num_bytes, checked.summary["max_rank"])
     # A worker may be about to remove the same bytes on behalf of a deleted version.
     await lock_bytes(session, locator_of(tenant_id, digest))
     with storage_errors():
         locator = await asyncio.to_thread(
             store.put, tenant_id, digest, {file.name: folder / file.name for file in files}
         )
-    versions = VersionRepository(session, tenant_id)
     report = checked.report(VERIFYING)
-    existing = await versions.get_live_by_digest(adapter.id, digest)
     if existing is not None:
         if existing.state == REJECTED:
             change_state(existing, VERIFYING)
             existing.report = report
+            await add_job(session, tenant_id, "verify", existing.id)
+        elif existing.state != VERIFYING and existing.certificate is None:
             await add_job(session, tenant_id, "verify", existing.id)
         return existing, "version.sent_again"
     version = AdapterVersion(
@@ -152,7 +163,7 @@ async def _accept(
         digest=digest,
         state=VERIFYING,
         locator=locator,
-        num_bytes=sum(file.num_bytes for file in files),
+        num_bytes=num_bytes,
         files=[asdict(file) for file in files],
         manifest=checked.summary,
         report=report,
@@ -163,6 +174,12 @@ async def _accept(
     await session.refresh(version)
     await add_job(session, tenant_id, "verify", version.id)
     return version, "version.uploaded"
+
+
+def _declared_bytes(request: Request) -> int:
+    """What its headers say that it brings; a chunked body says nothing."""
+    declared = request.headers.get("content-length", "0")
+    return int(declared[:20]) if declared.isascii() and declared.isdigit() else 0
 
 
 def sweep_staging(data_dir: Path, now_s: float) -> None:

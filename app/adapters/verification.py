@@ -61,6 +61,12 @@ class Verifier:
         answer = await self.validator.check_values(folder, self.base, DEFAULT_LIMITS, self.model)
         return answer.findings
 
+    def is_certified(self, version: AdapterVersion) -> bool:
+        """Whether engines that run now would load it."""
+        if self.certifier is None or version.certificate is None:
+            return False
+        return self.certifier.is_valid(version.digest, version.certificate["certificate"])
+
     async def try_out(self, tenant_id: str, locator: str, digest: str) -> Trial:
         """What an engine made of it. Raises NotTriedError."""
         if self.certifier is None:
@@ -73,13 +79,15 @@ async def verify_version(
 ) -> None:
     """Check one version and write down what came of it. In the tenant's scope.
 
-    One that passed before is tried once more, for a certificate, and stays what it is.
+    One that passed before is tried for a certificate that it lacks, and stays what it is.
     Raises NotTriedError, ValidatorError: it is to be checked later.
     """
     versions = VersionRepository(session, tenant_id)
     waiting = await versions.get(version_id)
     if waiting is None or waiting.state in (*GONE, REJECTED):
         return  # deleted, or done by a worker whose answer was lost
+    if waiting.state != VERIFYING and verifier.is_certified(waiting):
+        return
     state, locator, digest = waiting.state, waiting.locator, waiting.digest
     findings: list[Finding] = []
     if state == VERIFYING:

@@ -31,9 +31,10 @@ class SubjectCounts(Body):
 
 
 class Counts(SubjectCounts):
-    """A tenant's: it alone has a queue."""
+    """A tenant's: it alone has a queue, and adapters."""
 
     queue_depth: Count | None = None
+    override_bytes: Count | None = None
 
 
 class SubjectLimits(SubjectCounts):
