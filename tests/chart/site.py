@@ -76,7 +76,7 @@ def site(
     url, admin_url = (f"http://{LOOPBACK}:{port}" for port in ports)
     log, worker_log = folder / "api.log", folder / "worker.log"
     with (
-        _engine(settings, folder / "engine.log", step_ms),
+        _engine(settings, folder / "engine.log", told, step_ms),
         running("app.worker", settings, worker_log, told),
         running("app.serve", settings, log, told | own) as api,
     ):
@@ -95,15 +95,17 @@ def is_ready(url: str) -> bool:
 
 
 @contextmanager
-def _engine(settings: Settings, log: Path, step_ms: int) -> Iterator[None]:
+def _engine(
+    settings: Settings, log: Path, variables: Mapping[str, str], step_ms: int
+) -> Iterator[None]:
     command = [sys.executable, "-m", "tests.stub_engine", "--redis-url", settings.redis_url]
-    options = ["--model", str(settings.model), "--step-ms", str(step_ms), "--drain-s", "2"]
+    options = ["--model", str(settings.model), "--step-ms", str(step_ms)]
     secret = settings.queue_secret.get_secret_value()
     with log.open("wb") as output:
         process = subprocess.Popen(
             [*command, *options],
             cwd=CHECKOUT,
-            env={**os.environ, "TENFOLD_QUEUE_SECRET": secret},
+            env={**os.environ, **variables, "TENFOLD_QUEUE_SECRET": secret},
             stdout=output,
             stderr=output,
         )
