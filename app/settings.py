@@ -21,7 +21,8 @@ class WorkerSettings(BaseSettings):
     """What `tenfold worker` needs: the registry, the queue, the store and the base's folder.
 
     `queue_secret` seals what goes through the queue; API, workers and engines have the same. Of
-    several, with commas between, the first seals and any opens, so that it can be changed.
+    several, with commas between, the first seals and any opens, so that it can be changed. So of
+    several `key_pepper`s the first hashes API keys and seals the audit log, and any verifies.
     A worker's probes ask at `health_port`.
     `sweep_interval_s`: how often requests of dead API processes are looked for. `api_lost_after_s`:
     how long such a process must have been silent. `usage_export_url` takes what was used as batches
@@ -39,13 +40,12 @@ class WorkerSettings(BaseSettings):
     there, instead of the system's authorities. `import_hub` is the Hugging Face Hub or its mirror.
     """
 
-    model_config = SettingsConfigDict(
-        env_prefix="TENFOLD_", frozen=True, extra="ignore", populate_by_name=True
-    )
+    model_config = SettingsConfigDict(env_prefix="TENFOLD_", frozen=True, extra="ignore", populate_by_name=True)
 
     database_url: str
     redis_url: str
     queue_secret: SecretStr = Field(min_length=16)
+    key_pepper: SecretStr = Field(min_length=16)
     model: Path
     model_id: str | None = None
     adapter_store: str = Field(validation_alias=STORE_VARIABLES)
@@ -70,6 +70,18 @@ class WorkerSettings(BaseSettings):
     max_override_bytes: int | None = Field(default=None, ge=0)
     health_host: str = "127.0.0.1"
     health_port: int | None = Field(default=None, ge=1, le=65535)
+
+    @property
+    def key_peppers(self) -> tuple[str, ...]:
+        """Of `key_pepper`, in order."""
+        return _in_order(self.key_pepper)
+
+    @field_validator("key_pepper")
+    @classmethod
+    def _check_peppers(cls, peppers: SecretStr) -> SecretStr:
+        if min(map(len, _in_order(peppers))) < MIN_PEPPER_CHARS:
+            raise ValueError(f"each pepper has at least {MIN_PEPPER_CHARS} characters")
+        return peppers
 
 
 class Settings(WorkerSettings):
@@ -98,7 +110,6 @@ class Settings(WorkerSettings):
     OpenTelemetry's own variable, takes traces.
     """
 
-    key_pepper: SecretStr = Field(min_length=16)
     admin_key: SecretStr | None = Field(default=None, min_length=16)
     host: str = "127.0.0.1"
     port: int = 8000
@@ -126,18 +137,6 @@ class Settings(WorkerSettings):
     metrics_top_tenants: int = Field(default=20, ge=0, le=1000)
     otlp_endpoint: str | None = Field(default=None, validation_alias="OTEL_EXPORTER_OTLP_ENDPOINT")
     api_id: str = Field(default_factory=lambda: f"api-{secrets.token_hex(6)}")
-
-    @property
-    def key_peppers(self) -> tuple[str, ...]:
-        """Of `key_pepper`, in order."""
-        return _in_order(self.key_pepper)
-
-    @field_validator("key_pepper")
-    @classmethod
-    def _check_peppers(cls, peppers: SecretStr) -> SecretStr:
-        if min(map(len, _in_order(peppers))) < MIN_PEPPER_CHARS:
-            raise ValueError(f"each pepper has at least {MIN_PEPPER_CHARS} characters")
-        return peppers
 
 
 def _in_order(texts: SecretStr) -> tuple[str, ...]:

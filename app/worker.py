@@ -19,6 +19,7 @@ import structlog
 from app.adapters.certifier import open_certifier
 from app.adapters.jobs import JobRunner
 from app.adapters.jobs_repository import JOBS_CHANNEL
+from app.audit.trail import worker_trail
 from app.context import utc_now
 from app.database_url import connect
 from app.db import CONNECT_TIMEOUT_S, Database
@@ -57,6 +58,7 @@ async def run(settings: WorkerSettings) -> None:
     base = await asyncio.to_thread(BaseSpec.from_folder, settings.model, settings.model_id)
     model = await asyncio.to_thread(find_base_weights, settings.model, base)
     store = open_store(settings.adapter_store)
+    peppers = settings.key_pepper.get_secret_value()
     ledger = LedgerJobs(database, settings)
     usage = UsageJobs(database, settings, utc_now)
     metrics = WorkerMetrics(database, settings.redis_url, ledger)
@@ -70,7 +72,13 @@ async def run(settings: WorkerSettings) -> None:
         ):
             await _wait_for_schema(database, stopping)
             runner = JobRunner(
-                database, store, base, utc_now, model=model, certifier=certifier
+                database,
+                store,
+                base,
+                utc_now,
+                model=model,
+                certifier=certifier,
+                trail_of=lambda job_id: worker_trail(peppers, job_id, utc_now()),
             )
             group.create_task(_do_jobs(settings.database_url, runner, stopping))
             group.create_task(ledger.run(stopping))

@@ -17,6 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.adapters.certifier import Certifier, NotTriedError
 from app.adapters.erasure import NO_ENGINES, Engines, erase, finish_deletion
+from app.adapters.job_trail import TrailOf, record_moves, watch
 from app.adapters.jobs_repository import claim_job, finish_job, is_removed_later, postpone_job
 from app.adapters.validator import Validator
 from app.adapters.verification import Verifier, verify_version
@@ -34,7 +35,10 @@ MAX_TRIAL_ATTEMPTS = 3  # for how long a version waits for an engine that could 
 
 @dataclass(frozen=True, slots=True)
 class JobRunner:
-    """`model`, `certifier`: of `app.adapters.verification.Verifier`."""
+    """`model`, `certifier`: of `app.adapters.verification.Verifier`.
+
+    `trail_of`: where it is written down what a job did, by the job's id; None: nowhere.
+    """
 
     database: Database
     store: AdapterStore
@@ -44,6 +48,7 @@ class JobRunner:
     engines: Engines = NO_ENGINES
     certifier: Certifier | None = None
     validator: Validator = field(default_factory=Validator)
+    trail_of: TrailOf | None = None
 
     async def run_next(self) -> bool:
         """Do one job; False where none is due. Raises UnavailableError without registry."""
@@ -54,7 +59,10 @@ class JobRunner:
             job_id, attempts = job.id, job.attempts + 1
             try:
                 await tenant_scope(session, job.tenant_id)
+                watched = await watch(session, job)
                 await self._do(session, job)
+                if self.trail_of is not None:
+                    await record_moves(session, watched, self.trail_of(job.id))
                 await finish_job(session, job)
                 await session.commit()
                 return True

@@ -130,14 +130,16 @@ class Stack:
             self._migrate(owner_url)
         base = _set({"MODEL": model, "MODEL_ID": config.model_id})
         store = {"TENFOLD_ADAPTER_STORE": str(config.data_dir / "adapters")}
-        registry = {"TENFOLD_DATABASE_URL": database_url}
+        registry = {
+            "TENFOLD_DATABASE_URL": database_url,
+            "TENFOLD_KEY_PEPPER": config.key_pepper or secrets.key_pepper,
+        }
         queue = {
             "TENFOLD_REDIS_URL": redis_url,
             "TENFOLD_QUEUE_SECRET": config.queue_secret or secrets.queue_secret,
         }
         api = _set(
             {
-                "KEY_PEPPER": config.key_pepper or secrets.key_pepper,
                 "ADMIN_KEY": self.admin_key,
                 "HOST": config.host,
                 "PORT": config.port,
