@@ -9,6 +9,7 @@ import typer
 
 from app.cli.admin import admin
 from app.cli.demo import demo
+from app.cli.doctor import doctor
 from app.cli.drain import drain
 from app.cli.fetch import fetch
 from app.cli.processes import PASS_THROUGH, api, engine, migrate, worker
@@ -30,6 +31,7 @@ app.command()(migrate)
 app.command()(drain)
 app.command()(fetch)
 app.command()(smoke)
+app.command(**PASS_THROUGH)(doctor)
 app.add_typer(admin)
 
 

@@ -20,23 +20,24 @@ PASS_THROUGH: dict[str, Any] = {
 
 def api() -> None:
     """Serve HTTP: tenants on TENFOLD_PORT (8000), operators on TENFOLD_ADMIN_PORT (8001)."""
-    _become("app.serve")
+    become("app.serve")
 
 
 def worker() -> None:
     """Run the background worker: checks of uploaded adapters, sweeps, removals."""
-    _become("app.worker")
+    become("app.worker")
 
 
 def engine(context: typer.Context) -> None:
     """Run one engine. Takes the options of `python -m engine`; see `tenfold engine --help`."""
-    _become("engine", *context.args)
+    become("engine", *context.args)
 
 
 def migrate() -> None:
     """Bring the registry's schema to this version, as TENFOLD_OWNER_DATABASE_URL's role."""
-    _become("app.migrate")
+    become("app.migrate")
 
 
-def _become(module: str, *arguments: str) -> None:
+def become(module: str, *arguments: str) -> None:
+    """Replace this process with `python -m module`."""
     os.execv(sys.executable, [sys.executable, "-m", module, *arguments])

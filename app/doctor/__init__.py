@@ -1,0 +1,1 @@
+"""Looks at all that Tenfold depends on, and says what to do."""
