@@ -15,6 +15,7 @@ from app.adapters.alias_endpoints import alias_router
 from app.adapters.repository import AdapterRepository
 from app.adapters.schemas import AdapterCreate, AdapterView
 from app.adapters.tenancy import OwnedSession, operator_for_tenant, tenant_for_itself
+from app.adapters.validate_endpoints import validate_router
 from app.adapters.version_endpoints import How, version_router
 from app.audit.trail import Trail
 from app.bodies import Deleted
@@ -62,4 +63,5 @@ tenant_router = APIRouter(dependencies=[Depends(tenant_for_itself)])
 for _router in (admin_router, tenant_router):
     _router.include_router(router)
     _router.include_router(version_router)
+    _router.include_router(validate_router)
     _router.include_router(alias_router)

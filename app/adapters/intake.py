@@ -42,7 +42,7 @@ from app.tables import Adapter, AdapterVersion
 from app.uploads.quotas import Quotas
 from lora.base_spec import BaseSpec
 from lora.digest import FileDigest, adapter_digest
-from lora.limits import DEFAULT_LIMITS
+from lora.limits import DEFAULT_LIMITS, ManifestLimits
 from lora.store import AdapterStore, locator_of
 
 STAGING_FOLDER = "uploads"
@@ -108,9 +108,7 @@ async def accept_folder(
     async with context.database.session() as session:
         await tenant_scope(session, tenant_id)
         adapter = await find_adapter(session, tenant_id, adapter_reference)
-        default = context.settings.max_override_bytes
-        max_override_bytes = await override_limit(session, tenant_id, default)
-    limits = replace(DEFAULT_LIMITS, max_override_bytes=max_override_bytes)
+        limits = await _limits_of(context, session, tenant_id)
     checked = await check_folder(context.validator, folder, files, context.base, limits)
     async with context.database.session() as session:
         await tenant_scope(session, tenant_id)
@@ -120,6 +118,33 @@ async def accept_folder(
         await trail.record(session, tenant_id, action, version.id, after=describe_version(version))
         await session.commit()
     return version
+
+
+async def dry_run(
+    context: AppContext, tenant_id: str, reference: str, request: Request
+) -> Checked:
+    """What is found in a multipart body's files, every number read; nothing is kept.
+
+    Raises NotFoundError, or the refusal that an upload would be given.
+    """
+    async with context.database.session() as session:
+        await tenant_scope(session, tenant_id)
+        await find_adapter(session, tenant_id, reference)
+        limits = await _limits_of(context, session, tenant_id)
+    with staging(context.settings.data_dir) as folder:
+        with storage_errors():
+            files = await receive_files(request, folder, context.settings.max_upload_bytes)
+        return await check_folder(
+            context.validator, folder, files, context.base, limits, reads_values=True
+        )
+
+
+async def _limits_of(
+    context: IntakeContext, session: AsyncSession, tenant_id: str
+) -> ManifestLimits:
+    default = context.settings.max_override_bytes
+    max_override_bytes = await override_limit(session, tenant_id, default)
+    return replace(DEFAULT_LIMITS, max_override_bytes=max_override_bytes)
 
 
 async def _accept(

@@ -42,16 +42,19 @@ async def check_folder(
     files: Mapping[str, FileDigest],
     base: BaseSpec,
     limits: ManifestLimits,
+    *,
+    reads_values: bool = False,
 ) -> Checked:
-    """Every structural check. Raises the refusal with all findings.
+    """Every structural check, and every number where that is asked for.
 
-    UnavailableError (`validator_failed`) where the child failed for our own reasons.
+    Raises the refusal with all findings, and UnavailableError (`validator_failed`) where the child
+    failed for our own reasons.
     """
     digest, started_at = adapter_digest(files.values()), time.monotonic()
     answer = _missing_files(files)
     if answer is None:
         try:
-            answer = await validator.check_structure(folder, base, limits)
+            answer = await _ask(validator, folder, base, limits, reads_values)
         except ValidatorError as error:
             raise UnavailableError(
                 "The adapter could not be checked. Please try again.",
@@ -59,9 +62,17 @@ async def check_folder(
                 internal=str(error),
             ) from error
     duration_ms = round(1e3 * (time.monotonic() - started_at))
-    if answer.summary is None:
+    if answer.summary is None or not answer.is_accepted:
         raise refusal(answer.findings, digest, duration_ms=duration_ms)
     return Checked(digest, answer.summary, answer.findings, duration_ms)
+
+
+async def _ask(
+    validator: Validator, folder: Path, base: BaseSpec, limits: ManifestLimits, reads_values: bool
+) -> Answer:
+    if reads_values:
+        return await validator.check_values(folder, base, limits, model=None)
+    return await validator.check_structure(folder, base, limits)
 
 
 def _missing_files(files: Mapping[str, FileDigest]) -> Answer | None:

@@ -17,6 +17,7 @@ Change = tuple[str, str, Mapping[str, Any]]  # method, path below `/admin/v1`, w
 
 IN_A_THOUSAND_YEARS = 3600 * 24 * 365 * 1000
 INFERENCE = {("POST", "/chat/completions"), ("POST", "/completions")}
+DRY_RUN = ("POST", "/tenants/{tenant}/adapters/{adapter}/validate")  # changes nothing
 
 
 def changes(base: BaseSpec) -> list[Change]:
@@ -98,8 +99,10 @@ async def test_every_changing_route_is_tried_here(
     tenant_app: FastAPI, admin_app: FastAPI, tiny_base: BaseSpec
 ) -> None:
     tried = {(method, path) for method, path, _ in changes(tiny_base)}
-    tenants_own = {(method, path.removeprefix("/tenants/{tenant}")) for method, path in tried}
+    tenants_own = {
+        (method, path.removeprefix("/tenants/{tenant}")) for method, path in tried | {DRY_RUN}
+    }
 
-    assert changing_routes(admin_app, ADMIN_PREFIX) == tried
+    assert changing_routes(admin_app, ADMIN_PREFIX) == tried | {DRY_RUN}
     for prefix in TENANT_PREFIXES:
         assert changing_routes(tenant_app, prefix) <= tenants_own | INFERENCE
