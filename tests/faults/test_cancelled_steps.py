@@ -52,7 +52,7 @@ class Stepped:
         return num_steps
 
     async def is_told(self) -> None:
-        """Return when it is in a step, and an abort waits for the end of that."""
+        """Return when it is in a step, and a message waits for the end of that."""
         await until(lambda: self.clock.is_held and self.engine.loop._inbox.qsize() > 0)
 
 
@@ -77,16 +77,16 @@ async def queued(scene: Scene, stream: bool) -> int:
         await held.steps_until(lambda: held.engine.core.scheduler.num_running == 1)
         while scene.num_in_queue == 0:  # more than it looks ahead
             clients.append(scene.client(stream=stream))
-            num = len(clients)
-            await until(lambda: num_known(scene) == num)
+            await until(lambda num=len(clients): num_known(scene) == num)
             await asyncio.sleep(0.05)
         clients[-1].vanish()
-        num_steps = await held.steps_until(lambda: scene.num_in_queue == 0)
+        await until(lambda: scene.num_in_queue == 0)
+        assert held.clock.is_held, "it has not heard of anything"
         for client in clients[:-1]:
             client.vanish()
         held.clock.release()
         await until(lambda: held.engine.is_empty)
-        return num_steps
+        return 0
 
 
 def num_known(scene: Scene) -> int:
@@ -100,6 +100,7 @@ async def waiting_for_room(scene: Scene, stream: bool) -> int:
         clients = [scene.client(stream=stream)]
         await held.steps_until(lambda: held.engine.core.scheduler.num_running == 1)
         clients.append(scene.client(stream=stream))
+        await held.is_told()
         await held.steps_until(lambda: held.engine.num_sequences == 2)
         clients[1].vanish()
         await held.is_told()
@@ -134,10 +135,12 @@ async def decoding(scene: Scene, stream: bool) -> int:
 async def swapped_out(scene: Scene, stream: bool) -> int:
     """Two requests of which only one has room; the younger waits on the host."""
     with stepped(scene, num_pages=20) as held:
-        clients = []
-        for _ in range(2):
-            clients.append(scene.client(stream=stream, prompt=[7] * 100, max_tokens=220))
-            await held.steps_until(lambda: held.engine.num_sequences == len(clients))
+        fields: dict[str, Any] = {"prompt": [7] * 100, "max_tokens": 220}
+        clients = [scene.client(stream=stream, **fields)]
+        await held.steps_until(lambda: held.engine.num_sequences == 1)
+        clients.append(scene.client(stream=stream, **fields))
+        await held.is_told()
+        await held.steps_until(lambda: held.engine.num_sequences == 2)
         tier, swapping = held.engine.core.host_tier, held.engine.core.swapping
         await held.steps_until(lambda: tier.num_held_bytes > 0 and not swapping.is_busy)
         clients[1].vanish()
@@ -157,6 +160,7 @@ async def waiting_for_an_adapter(scene: Scene, stream: bool) -> int:
         other = scene.client(stream=stream)
         await held.steps_until(lambda: held.engine.core.num_steps >= 2)
         client = scene.client(stream=stream, model=ADAPTERS[0])
+        await held.is_told()
         await held.steps_until(
             lambda: held.engine.loader.num_started == 1 and held.engine.num_sequences == 2
         )
