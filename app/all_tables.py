@@ -7,6 +7,8 @@ and the test of the migrations says so.
 from __future__ import annotations
 
 import app.adapters.tables
+import app.batches.tables
+import app.files.tables
 import app.imports.tables
 import app.rollouts.tables
 import app.tables

@@ -1,0 +1,1 @@
+"""Batches: a file of requests that a worker sends through the same doors as everybody's."""

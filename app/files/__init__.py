@@ -1,0 +1,1 @@
+"""Tenants' files: received, kept encrypted, given back, and removed when their time is over."""
