@@ -10,8 +10,6 @@ said of the adapter.
 from __future__ import annotations
 
 import asyncio
-import math
-import random
 import secrets
 import uuid
 from collections.abc import AsyncIterator, Sequence
@@ -22,27 +20,17 @@ from typing import Protocol
 import structlog
 
 from app.settings import WorkerSettings
-from engine.messages import (
-    TRIAL_TENANT,
-    AdapterRef,
-    EngineError,
-    EngineRequest,
-    Evidence,
-    SamplingParams,
-    ServiceTier,
-)
+from engine.messages import AdapterRef, EngineError, Evidence
 from engine.transport.certificates import MAX_MODULE_ERROR, Certificates, Figures
 from engine.transport.client import QueueClient
 from engine.transport.errors import QueueUnavailableError
+from engine.transport.golden import golden_prompts, largest_change, trial_request
 from lora.base_spec import BaseSpec
 from lora.findings import Finding
 
 log = structlog.get_logger()
 
 TRIAL_TIMEOUT_S = 30.0
-PROMPT_LENGTHS = (3, 8, 13, 24)
-# What two runs of the same differ by, in other batches: relative to the largest logit.
-NOISE = 1e-4
 
 # What an engine says of the adapter itself, and the rule that it broke.
 _REFUSALS = {
@@ -150,17 +138,7 @@ class QueueCertifier:
         return answers
 
     async def _ask(self, prompt: list[int], adapter: AdapterRef | None) -> Evidence | EngineError:
-        request = EngineRequest(
-            request_id=f"{uuid.uuid4().hex}-0",
-            tenant_id=TRIAL_TENANT,
-            api_id=self._queue.api_id,
-            epoch=0,
-            prompt_token_ids=prompt,
-            sampling=SamplingParams(seed=0, max_tokens=1, temperature=0.0),
-            adapter=adapter,
-            service_tier=ServiceTier.FLEX,
-            wants_evidence=True,
-        )
+        request = trial_request(f"{uuid.uuid4().hex}-0", self._queue.api_id, prompt, adapter)
         try:
             async with (
                 asyncio.timeout(2 * TRIAL_TIMEOUT_S),
@@ -174,21 +152,6 @@ class QueueCertifier:
         except TimeoutError as error:
             raise NotTriedError("an engine took too long") from error
         raise NotTriedError("an engine gave no evidence")
-
-
-def golden_prompts(base: BaseSpec) -> list[list[int]]:
-    """A few prompts of ids that depend on the base alone."""
-    draw = random.Random(base.fingerprint)
-    return [[draw.randrange(base.vocab_size) for _ in range(num)] for num in PROMPT_LENGTHS]
-
-
-def largest_change(before: Evidence, after: Evidence) -> float:
-    """Of a logit; 0 where it is no more than two runs of the same may differ by."""
-    pairs = zip(before.logits, after.logits, strict=True)
-    change = max((abs(own - other) for own, other in pairs), default=0.0)
-    largest = max((abs(own) for own in before.logits), default=0.0)
-    assert math.isfinite(change), "engines answer for what is not finite"
-    return 0.0 if change <= NOISE * max(1.0, largest) else change
 
 
 @asynccontextmanager

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import typer
 
+from app.cli.adapter import adapter
 from app.cli.admin import admin
 from app.cli.demo import demo
 from app.cli.doctor import doctor
@@ -32,6 +33,7 @@ app.command()(drain)
 app.command()(fetch)
 app.command()(smoke)
 app.command(**PASS_THROUGH)(doctor)
+app.add_typer(adapter)
 app.add_typer(admin)
 
 
