@@ -11,6 +11,8 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from app.batches.tables import Batch
+from app.files.tables import StoredFile
 from app.tables import Adapter, AdapterVersion, ApiKey, Tenant
 from app.tenants.schemas import TenantCreate
 
@@ -76,12 +78,17 @@ class TenantRepository:
         await self._session.execute(delete(Tenant).where(Tenant.id == tenant_id))
 
     async def count_owned(self, tenant_id: str) -> dict[str, int]:
-        """How many keys, adapters and versions the tenant has, and of how many bytes."""
+        """How many keys, adapters, versions (of how many bytes), files and batches it has."""
         counts = {
             name: await self._session.scalar(
                 select(func.count()).select_from(table).where(table.tenant_id == tenant_id)
             )
-            for name, table in (("keys", ApiKey), ("adapters", Adapter))
+            for name, table in (
+                ("keys", ApiKey),
+                ("adapters", Adapter),
+                ("files", StoredFile),
+                ("batches", Batch),
+            )
         }
         row = await self._session.execute(
             select(func.count(), func.coalesce(func.sum(AdapterVersion.num_bytes), 0)).where(
@@ -94,4 +101,6 @@ class TenantRepository:
             "adapters": counts["adapters"] or 0,
             "versions": num_versions,
             "bytes": int(num_bytes),
+            "files": counts["files"] or 0,
+            "batches": counts["batches"] or 0,
         }

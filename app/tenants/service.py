@@ -19,6 +19,7 @@ from app.audit.trail import TENANT_CREATED, AuditTrail
 from app.db import operator_scope, tenant_scope
 from app.errors import ConflictError, NotFoundError, UnprocessableError
 from app.etags import check_etag
+from app.files.repository import FileRepository
 from app.ids import new_id
 from app.plans.assignment import check_shares, find_plan, lock_shares
 from app.session import principals_changed
@@ -104,6 +105,9 @@ async def change_tenant(
         tenant.prompt_retention_days = patch.data_policy.retention_days
     if not await TenantRepository(session).try_flush():
         raise ConflictError("The external_id belongs to another tenant.", code="name_conflict")
+    if "data_policy" in sent and patch.data_policy.retention_days is not None:
+        files = FileRepository(session, tenant.id)
+        await files.cut_retention(patch.data_policy.retention_days)
     await _record(session, "tenant.changed", before, tenant, trail)
     return tenant
 
@@ -135,7 +139,7 @@ async def resume_tenant(session: AsyncSession, reference: str, trail: AuditTrail
 async def delete_tenant(
     session: AsyncSession, reference: str, trail: AuditTrail, *, erase: bool
 ) -> TenantDeleted:
-    """Forget a tenant and all it owns; a worker removes its adapters' bytes.
+    """Forget a tenant and all it owns; a worker removes its adapters' and its files' bytes.
 
     Those of requests that still run stay for `REMOVAL_DELAY_S`, unless they are to be erased now.
     """
@@ -148,6 +152,7 @@ async def delete_tenant(
     )
     for locator in await AdapterRepository(session, tenant.id).locators_of():
         await add_job(session, tenant.id, "remove", locator, delay_s=delay_s)
+    await FileRepository(session, tenant.id).remove_all(trail.at)
     await tenants.remove(tenant.id)
     principals_changed(session)
     await trail.record_for_fleet(session, "tenant.deleted", tenant.id, before=before, after=deleted)

@@ -1,0 +1,63 @@
+"""`/batches` under `/v1` and `/t/{tenant}/v1`: OpenAI's batches. Knows no rules and no SQL."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query
+
+from app.auth import Principal, require_inference
+from app.batches import service
+from app.batches.repository import BatchRepository
+from app.batches.schemas import BatchCreate, BatchView
+from app.context import AppContext, get_context
+from app.db import tenant_scope
+from app.files.service import vault_of
+from app.pages import MAX_PAGE, Page, PageQuery
+from app.session import RequestSession
+
+router = APIRouter(prefix="/batches")
+
+Context = Annotated[AppContext, Depends(get_context)]
+InferencePrincipal = Annotated[Principal, Depends(require_inference)]
+After = Annotated[str | None, Query(pattern=r"^bat_[0-9a-z]{26}$")]
+Limit = Annotated[int, Query(ge=1, le=MAX_PAGE)]
+
+
+@router.post("")
+async def create_batch(
+    body: BatchCreate, principal: InferencePrincipal, session: RequestSession, context: Context
+) -> BatchView:
+    vault = vault_of(context)
+    batch = await service.create_batch(session, vault, principal, body, context.now())
+    return BatchView.of(batch)
+
+
+@router.get("")
+async def list_batches(
+    principal: InferencePrincipal,
+    session: RequestSession,
+    after: After = None,
+    limit: Limit = 20,
+) -> Page[BatchView]:
+    await tenant_scope(session, principal.tenant_id)
+    page = PageQuery(after, limit)
+    rows = await BatchRepository(session, principal.tenant_id).list_page(after, page.num_rows)
+    return page.page(rows, BatchView.of)
+
+
+@router.get("/{batch}")
+async def get_batch(
+    batch: str, principal: InferencePrincipal, session: RequestSession
+) -> BatchView:
+    await tenant_scope(session, principal.tenant_id)
+    return BatchView.of(await service.find_batch(session, principal.tenant_id, batch))
+
+
+@router.post("/{batch}/cancel")
+async def cancel_batch(
+    batch: str, principal: InferencePrincipal, session: RequestSession, context: Context
+) -> BatchView:
+    await tenant_scope(session, principal.tenant_id)
+    cancelled = await service.cancel_batch(session, principal.tenant_id, batch, context.now())
+    return BatchView.of(cancelled)
