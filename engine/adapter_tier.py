@@ -31,6 +31,10 @@ class AdapterTier:
         """Nobody uses it, but somebody may again."""
         self._tier.keep(key, host, host.num_bytes)
 
+    def drop(self, key: Key) -> None:
+        """Forget what is kept of an adapter, if anything is."""
+        self._tier.drop(key)
+
     def would_keep(self, num_bytes: int) -> bool:
         return self._tier.can_hold(num_bytes)
 

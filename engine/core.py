@@ -22,6 +22,7 @@ from typing import Any, Protocol
 import msgspec
 import structlog
 
+from engine.adapter_levers import DELETED, AdapterLevers
 from engine.adapter_tier import AdapterTier
 from engine.block_keys import BlockHasher, BlockKeys
 from engine.config import EngineConfig
@@ -181,6 +182,14 @@ class EngineCore:
             self.swapping,
             order,
         )
+        self.levers = AdapterLevers(
+            engine_id,
+            self.residency,
+            holdings.room,
+            self.pool,
+            self.scheduler.sequences_on,
+            clock=clock,
+        )
         # NOTE: the secret dies with this process, and the cache with it.
         self._hasher = BlockHasher(
             config.block_size, base.fingerprint, secrets.token_bytes(32), config.shared_prefixes
@@ -193,7 +202,8 @@ class EngineCore:
     @property
     def has_runnable(self) -> bool:
         """False while all there is waits for an adapter: then the next step would do nothing."""
-        return self._is_busy or self.scheduler.num_loading < self.scheduler.num_sequences
+        is_busy = self._is_busy or self.levers.wants_step
+        return is_busy or self.scheduler.num_loading < self.scheduler.num_sequences
 
     @property
     def _is_busy(self) -> bool:
@@ -232,6 +242,7 @@ class EngineCore:
     def step(self) -> dict[str, OutputBatch]:
         """Run one iteration; returns what each API process (by id) has to be told."""
         self._take_loads()
+        self._pull_levers()
         step = self.scheduler.schedule()
         if step:
             self._launch(step)
@@ -248,9 +259,15 @@ class EngineCore:
     def _take_loads(self) -> None:
         with self._loading:
             for result in self._loader.take_completed():
+                self.levers.observe(result)
                 self.scheduler.complete_load(result)
         for sequence, error in self.scheduler.take_failed():
             self._answer_error(sequence, error)
+
+    def _pull_levers(self) -> None:
+        if doomed := self.levers.doomed():
+            self._fail(doomed, DELETED)
+        self.levers.settle()
 
     def _launch(self, step: Step) -> None:
         self.num_steps += 1

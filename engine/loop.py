@@ -14,16 +14,27 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from queue import Empty, Full, Queue, SimpleQueue
+from typing import TypeGuard
 
 import structlog
 
 from engine.config import EngineConfig
 from engine.core import EngineCore
-from engine.loop_items import Arrival, Ended, Snapshot, Tick
+from engine.loop_items import (
+    Arrival,
+    Ended,
+    Snapshot,
+    Tick,
+    adapter_ref,
+    drained,
+    handed_over,
+)
 from engine.messages import (
     API_LOST,
     Abort,
-    AdapterRef,
+    AdapterAck,
+    AdapterCommand,
+    ControlMessage,
     EngineRequest,
     FinishReason,
     OutputBatch,
@@ -69,7 +80,8 @@ class EngineLoop:
         self._on_hang = on_hang
         self._clock = clock
         self._observers = observers or Observers()
-        self._inbox: SimpleQueue[Arrival | Abort | Ended | Tick] = SimpleQueue()
+        self._inbox: SimpleQueue[Arrival | Abort | Ended | AdapterCommand | Tick] = SimpleQueue()
+        self._acks: SimpleQueue[AdapterAck] = SimpleQueue()
         self._outbox: Queue[Mapping[str, OutputBatch] | Ended | None] = Queue(MAX_UNPUBLISHED_STEPS)
         self._stopping = threading.Event()
         self._draining = threading.Event()
@@ -178,7 +190,7 @@ class EngineLoop:
         by_api: dict[str, list[TokenOutput]] = defaultdict(list)
         for request in self._requests.values():
             self._core.abort(request.request_id, request.epoch)
-            by_api[request.api_id].append(_handed_over(request))
+            by_api[request.api_id].append(handed_over(request))
         if by_api:
             log.info("requests_handed_over", num_requests=len(self._requests))
             self._put_outbox(
@@ -210,11 +222,13 @@ class EngineLoop:
         except Empty:
             return
 
-    def _handle(self, message: Arrival | Abort | Ended | Tick) -> None:
+    def _handle(self, message: Arrival | Abort | Ended | AdapterCommand | Tick) -> None:
         if isinstance(message, Arrival):
             self._add(message)
         elif isinstance(message, Abort):
             self._abort(Ended(message, FinishReason.ABORT.value))
+        elif isinstance(message, AdapterCommand):
+            self._core.levers.take(message)
         elif isinstance(message, Ended):
             self._abort(message)
 
@@ -252,7 +266,10 @@ class EngineLoop:
             num_steps=core.num_steps,
             max_loading_us=round(1e6 * core.max_loading_s),
             adapters=core.residency.ready_keys(),
+            reports=core.levers.report(),
         )
+        for ack in core.levers.take_acks():
+            self._acks.put(ack)
         if batches:
             self._put_outbox(batches)
 
@@ -277,11 +294,20 @@ class EngineLoop:
         while not self._stopping.is_set():
             try:
                 for message in self._transport.wait_control(self._lease()):
-                    if isinstance(message, Abort):
+                    if self._is_for_core(message):
                         self._inbox.put(message)
             except QueueUnavailableError as error:
                 log.warning("queue_unavailable", error=str(error))
                 self._stopping.wait(RETRY_WAIT_S)
+
+    def _is_for_core(self, message: ControlMessage) -> TypeGuard[Abort | AdapterCommand]:
+        """Not a wake, which has done what it is for, nor a command that nobody waits for."""
+        if not isinstance(message, AdapterCommand):
+            return isinstance(message, Abort)
+        try:
+            return self._transport.levers.is_awaited(message.command_id)
+        except QueueUnavailableError:
+            return False
 
     def _lease(self) -> float:
         """Take what there is room for; returns how long to wait for messages before asking again.
@@ -339,6 +365,7 @@ class EngineLoop:
 
     def _heartbeat(self) -> None:
         known: frozenset[AdapterKey] = frozenset()
+        acks: list[AdapterAck] = []
         wait_s = 0.0  # the first one tells at once that this engine is here
         while not self._stopping.wait(wait_s):
             wait_s = HEARTBEAT_INTERVAL_S
@@ -349,9 +376,15 @@ class EngineLoop:
                 self._transport.heartbeat(self._status(snapshot, generated))
                 if snapshot.adapters != known:
                     self._transport.update_resident(
-                        map(_ref, snapshot.adapters - known), map(_ref, known - snapshot.adapters)
+                        map(adapter_ref, snapshot.adapters - known),
+                        map(adapter_ref, known - snapshot.adapters),
                     )
                     known = snapshot.adapters
+                self._transport.levers.report(snapshot.reports)
+                acks += drained(self._acks)
+                if acks:
+                    self._transport.levers.answer(acks)
+                    acks.clear()
                 for abort in self._transport.find_orphans():
                     self._inbox.put(Ended(abort, API_LOST))
             except QueueUnavailableError as error:
@@ -380,21 +413,3 @@ class EngineLoop:
             is_draining=int(self._draining.is_set()),
             generated_tokens=generated,
         )
-
-
-def _ref(key: AdapterKey) -> AdapterRef:
-    """A reference that names an adapter; residency is by (tenant, digest) alone."""
-    return AdapterRef(tenant_id=key[0], digest=key[1], locator="")
-
-
-def _handed_over(request: EngineRequest) -> TokenOutput:
-    """The last that this engine says of it; its tokens have been said."""
-    return TokenOutput(
-        request_id=request.request_id,
-        epoch=request.epoch,
-        index=0,
-        token_ids=[],
-        num_prompt_tokens=len(request.prompt_token_ids),
-        num_generated_tokens=0,
-        finish_reason=FinishReason.HAND_OVER,
-    )

@@ -1,14 +1,24 @@
 """What the threads of an engine's loop hand to each other.
 
-Values only; knows nothing of the threads.
+Values, and how they are made; knows nothing of the threads.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from queue import SimpleQueue
 
 from engine.block_keys import BlockKeys
-from engine.messages import Abort, EngineRequest
+from engine.messages import (
+    Abort,
+    AdapterAck,
+    AdapterRef,
+    AdapterReport,
+    EngineRequest,
+    FinishReason,
+    TokenOutput,
+)
 from engine.residency import AdapterKey
 
 
@@ -43,3 +53,30 @@ class Snapshot:
     num_steps: int = 0
     max_loading_us: int = 0
     adapters: frozenset[AdapterKey] = frozenset()
+    reports: Mapping[AdapterKey, AdapterReport] = field(default_factory=dict)
+
+
+def drained(queue: SimpleQueue[AdapterAck]) -> list[AdapterAck]:
+    """What is in the queue now; for its one reader."""
+    found = []
+    while not queue.empty():
+        found.append(queue.get())
+    return found
+
+
+def adapter_ref(key: AdapterKey) -> AdapterRef:
+    """A reference that names an adapter; residency is by (tenant, digest) alone."""
+    return AdapterRef(tenant_id=key[0], digest=key[1], locator="")
+
+
+def handed_over(request: EngineRequest) -> TokenOutput:
+    """The last that this engine says of it; its tokens have been said."""
+    return TokenOutput(
+        request_id=request.request_id,
+        epoch=request.epoch,
+        index=0,
+        token_ids=[],
+        num_prompt_tokens=len(request.prompt_token_ids),
+        num_generated_tokens=0,
+        finish_reason=FinishReason.HAND_OVER,
+    )

@@ -197,4 +197,79 @@ class Wake(msgspec.Struct, frozen=True, tag="wake"):
     """There is work in the queue for an engine that said it was idle."""
 
 
-ControlMessage = Abort | Wake
+class Lever(StrEnum):
+    """What an engine is to do with an adapter, without or in spite of any request.
+
+    `preload`: have it in the pool. `pin`: and keep it there. `evict`: free its pages, unless it is
+    in use. `let_go`: end what runs on it, and keep nothing of it.
+    """
+
+    PRELOAD = "preload"
+    PIN = "pin"
+    EVICT = "evict"
+    LET_GO = "let_go"
+
+
+class AdapterCommand(msgspec.Struct, frozen=True, kw_only=True, tag="adapter"):
+    """An operator's order to one engine, which answers with an AdapterAck under the same id.
+
+    `until_s`: of a pin, in seconds since 1970.
+    """
+
+    command_id: str
+    lever: Lever
+    adapter: AdapterRef
+    until_s: float = 0.0
+
+
+class Outcome(StrEnum):
+    """What came of a command. `busy`: requests hold the adapter. `gone`: nothing is left of it."""
+
+    READY = "ready"
+    PINNED = "pinned"
+    EVICTED = "evicted"
+    ABSENT = "absent"
+    BUSY = "busy"
+    GONE = "gone"
+    FAILED = "failed"
+
+
+class AdapterAck(msgspec.Struct, frozen=True, kw_only=True):
+    """An engine's own word on a command. `num_aborted`: requests that it ended for it."""
+
+    command_id: str
+    engine_id: str
+    outcome: Outcome
+    num_aborted: int = 0
+    error: EngineError | None = None
+
+
+class ResidencyState(StrEnum):
+    """Where an adapter is, as its engine sees it; of what is in no state an engine has nothing."""
+
+    PENDING = "PENDING"
+    LOADING = "LOADING"
+    READY = "READY"
+    FAILED = "FAILED"
+    REMOVING = "REMOVING"
+
+
+class AdapterReport(msgspec.Struct, frozen=True, kw_only=True):
+    """An engine's own word on one adapter.
+
+    `generation` counts the engine's installations: with each new one all of its pages are new.
+    `since_s`: when it came into this state, in seconds since 1970.
+    """
+
+    engine_id: str
+    tenant_id: str
+    digest: str
+    state: ResidencyState
+    since_s: float
+    num_bytes: int = 0
+    generation: int = 0
+    pinned_until_s: float | None = None
+    error: EngineError | None = None
+
+
+ControlMessage = Abort | Wake | AdapterCommand

@@ -58,6 +58,18 @@ class IdleAdapter:
     priority: float
 
 
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """An adapter as others may see it. `is_usable`: it has pages, and they are filled."""
+
+    state: State
+    num_pages: int
+    num_bytes: int
+    generation: int
+    is_usable: bool
+    is_held: bool
+
+
 @dataclass(slots=True, eq=False)
 class _Entry:
     ref: AdapterRef
@@ -67,6 +79,7 @@ class _Entry:
     weights: AdapterWeights | None = None
     pages: list[int] = field(default_factory=list)
     num_holders: int = 0
+    generation: int = 0
     priority: float = 0.0
 
 
@@ -107,6 +120,10 @@ class Residency:
         self.num_evictions = 0
         self.num_pages = 0
         """Of the adapters in the pool."""
+        self.num_changes = 0  # of any adapter's state
+        self.num_installs = 0
+        self.pins: dict[AdapterKey, float] = {}  # until when each stays, though nobody uses it
+        self.preloading: set[AdapterKey] = set()  # wanted, though no request wants them
 
     def request(self, ref: AdapterRef) -> None:
         """See to it that `ref` is here, or on its way as soon as there is room. Never blocks."""
@@ -140,6 +157,7 @@ class Residency:
         entry = self._entries[key]
         if result.weights is None:
             self.num_failed_loads += 1
+            self.num_changes += 1
             del self._entries[key]
             return
         if result.seconds is not None:
@@ -147,6 +165,7 @@ class Residency:
             self._speeds.observe_load(result.weights.num_bytes, result.seconds)
         entry.host = result.weights
         entry.state = State.LOADED
+        self.num_changes += 1
 
     def num_pages_of(self, ref: AdapterRef) -> int:
         """Pages that an adapter takes; 0 while its size is unknown."""
@@ -197,10 +216,50 @@ class Residency:
         entry.num_holders -= 1
         entry.priority = self._priority(entry)
 
+    def preload(self, ref: AdapterRef) -> None:
+        """Want `ref` though no request does; also where it was wanted and could not be read yet."""
+        self.preloading.add(adapter_key(ref))
+        with self._watch:
+            self._start_loads([self._want(ref)])
+
+    def install(self, ref: AdapterRef) -> None:
+        """Give an adapter its pages before anybody uses it; it is loaded, and there is room."""
+        entry = self._entries[adapter_key(ref)]
+        if entry.state is not State.READY:
+            with self._watch:
+                self._install(entry)
+            entry.priority = self._priority(entry)
+
+    def drop(self, ref: AdapterRef) -> bool:
+        """Keep nothing of an adapter, on the host neither. False while it is held or being read."""
+        key = adapter_key(ref)
+        self.preloading.discard(key)
+        self.pins.pop(key, None)
+        entry = self._entries.get(key)
+        if entry is not None:
+            if entry.state is State.LOADING or not _can_leave(entry):
+                return False
+            if entry.state is State.READY:
+                self.evict(ref)
+            else:
+                self._forget(entry)
+        self._tier.drop(key)
+        return True
+
+    def find(self, ref: AdapterRef) -> Standing | None:
+        """How `ref` stands; None where it is neither here nor on its way."""
+        entry = self._entries.get(adapter_key(ref))
+        return None if entry is None else self._standing(entry)
+
+    def standings(self) -> dict[AdapterKey, Standing]:
+        """How every adapter stands that is here or on its way."""
+        return {key: self._standing(entry) for key, entry in self._entries.items()}
+
     def forget_unwanted(self, wanted: Collection[AdapterKey]) -> None:
         """Drop what was queued or loaded for requests that are gone and never got pages."""
         for key, entry in list(self._entries.items()):
-            if entry.state not in (State.LOADING, State.READY) and key not in wanted:
+            is_wanted = key in wanted or key in self.preloading
+            if entry.state not in (State.LOADING, State.READY) and not is_wanted:
                 self._forget(entry)
 
     def is_installed(self, ref: AdapterRef) -> bool:
@@ -245,6 +304,7 @@ class Residency:
             queued.remove(entry)
             loading[entry.ref.tenant_id] += 1
             entry.state = State.LOADING
+            self.num_changes += 1
             self.num_loads += 1
             self._start_load(entry.ref)
 
@@ -264,6 +324,7 @@ class Residency:
         key = adapter_key(ref)
         if (entry := self._entries.get(key)) is None:
             entry = self._entries[key] = _Entry(ref)
+            self.num_changes += 1
             self._find_kept(entry)
         elif entry.state is State.KEPT:
             self._find_kept(entry)
@@ -281,6 +342,9 @@ class Residency:
         key, host = adapter_key(entry.ref), entry.host
         entry.pages = self._pool.allocate(self._num_pages(entry), key)
         self.num_pages += len(entry.pages)
+        self.num_changes += 1
+        self.num_installs += 1
+        entry.generation = self.num_installs
         entry.weights = host.install(entry.pages)
         entry.host = None if host.is_copied else host
         self.num_kept_installs += entry.state is State.KEPT
@@ -290,6 +354,7 @@ class Residency:
 
     def _forget(self, entry: _Entry) -> None:
         """Nobody here needs it. What it is on the host stays there while there is room."""
+        self.num_changes += 1
         key = adapter_key(entry.ref)
         if entry.host is not None and entry.state is not State.KEPT:
             self._tier.keep(key, entry.host)
@@ -305,9 +370,20 @@ class Residency:
     def _idle(self) -> list[_Entry]:
         return [
             entry
-            for entry in self._entries.values()
-            if entry.state is State.READY and entry.num_holders == 0 and _is_installed(entry)
+            for key, entry in self._entries.items()
+            if entry.state is State.READY and _can_leave(entry) and key not in self.pins
         ]
+
+    def _standing(self, entry: _Entry) -> Standing:
+        num_pages, is_ready = self._num_pages(entry), entry.state is State.READY
+        return Standing(
+            entry.state,
+            num_pages,
+            num_pages * self._page_bytes,
+            entry.generation,
+            is_usable=is_ready and _is_installed(entry),
+            is_held=entry.num_holders > 0,
+        )
 
     def _num_pages(self, entry: _Entry) -> int:
         if entry.state is State.READY:
@@ -318,3 +394,7 @@ class Residency:
 def _is_installed(entry: _Entry) -> bool:
     # NOTE: pages that a copy still writes must not become somebody else's.
     return entry.weights is not None and entry.weights.is_installed
+
+
+def _can_leave(entry: _Entry) -> bool:
+    return entry.state is not State.READY or (entry.num_holders == 0 and _is_installed(entry))

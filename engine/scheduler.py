@@ -129,6 +129,14 @@ class Scheduler:
                 return True
         return False
 
+    def sequences_on(self, key: AdapterKey) -> list[Sequence]:
+        """The sequences that run on an adapter or wait for it; none that has ended."""
+        return [
+            each
+            for each in (*self._running, *self._waiting)
+            if each.adapter is not None and adapter_key(each.adapter) == key
+        ]
+
     def complete_load(self, result: LoadResult) -> None:
         """An adapter arrived, or failed: then exactly the requests for it fail."""
         self._residency.complete(result)

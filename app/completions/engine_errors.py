@@ -31,6 +31,8 @@ _UNAVAILABLE = frozenset(
 _TIMEOUTS = frozenset({"queue_timeout", "client_too_slow"})
 # Failures of this one request, that it would meet again: 500, and the SDKs are told not to retry.
 _FAILED_FOR_GOOD = frozenset({"nonfinite_logits", "request_poisoned"})
+# What was there when the request was accepted, and is not any more.
+_GONE = frozenset({"adapter_deleted"})
 
 
 def to_api_error(error: EngineError | None) -> ApiError:
@@ -43,6 +45,10 @@ def to_api_error(error: EngineError | None) -> ApiError:
         return ApiError(408, error.code, "timeout", error.message)
     if error.code in _UNAVAILABLE:
         return UnavailableError(error.message, code=error.code)
+    if error.code in _GONE:
+        return ApiError(
+            404, error.code, "invalid_request_error", error.message, headers=NO_RETRY
+        )
     if error.code in _FAILED_FOR_GOOD:
         return ApiError(500, error.code, "server_error", error.message, headers=NO_RETRY)
     return ApiError(

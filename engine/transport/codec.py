@@ -19,6 +19,8 @@ from typing import TypeVar, get_args
 import msgspec
 
 from engine.messages import (
+    AdapterAck,
+    AdapterReport,
     ControlMessage,
     EngineRequest,
     OutputBatch,
@@ -35,11 +37,13 @@ KINDS: dict[type, bytes] = {
     EngineRequest: b"r",
     TokenOutput: b"o",
     UsageRecord: b"u",
+    AdapterAck: b"a",
+    AdapterReport: b"s",
     **dict.fromkeys(get_args(ControlMessage), CONTROL),
 }
 
 T = TypeVar("T")
-Sealed = EngineRequest | TokenOutput | UsageRecord | ControlMessage
+Sealed = EngineRequest | TokenOutput | UsageRecord | ControlMessage | AdapterAck | AdapterReport
 
 _BODY_AT = len(WIRE_VERSION) + MAC_BYTES
 
@@ -55,6 +59,8 @@ _encoder = msgspec.msgpack.Encoder()
 _request_decoder = msgspec.msgpack.Decoder(EngineRequest)
 _output_decoder = msgspec.msgpack.Decoder(TokenOutput)
 _usage_decoder = msgspec.msgpack.Decoder(UsageRecord)
+_ack_decoder = msgspec.msgpack.Decoder(AdapterAck)
+_report_decoder = msgspec.msgpack.Decoder(AdapterReport)
 _envelope_decoder = msgspec.msgpack.Decoder(_Envelope)
 _control_decoder: msgspec.msgpack.Decoder[ControlMessage] = msgspec.msgpack.Decoder(ControlMessage)
 
@@ -85,6 +91,12 @@ class Codec:
 
     def decode_usage(self, data: bytes) -> UsageRecord:
         return self._open(_usage_decoder, KINDS[UsageRecord], data)
+
+    def decode_ack(self, data: bytes) -> AdapterAck:
+        return self._open(_ack_decoder, KINDS[AdapterAck], data)
+
+    def decode_report(self, data: bytes) -> AdapterReport:
+        return self._open(_report_decoder, KINDS[AdapterReport], data)
 
     def decode_control(self, data: bytes) -> ControlMessage:
         return self._open(_control_decoder, CONTROL, data)

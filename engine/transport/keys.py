@@ -30,6 +30,8 @@ touch any of them; whatever is not O(tenants) has an expiry or is deleted with i
     engines             set     engines that may be alive
     engine:<engine>     hash    heartbeat, expires
     resident:<engine>   set     adapters that an engine holds, as tenant/digest
+    residency:<engine>  hash    tenant/digest -> the engine's sealed report on it, expires
+    command:<id>        hash    engine -> its sealed answer to an operator's command, expires
     out:<api>           stream  one entry per step of an engine, expires
     api:<api>           string  an API process lives, expires
     usage               stream  what requests used; an entry stays until it is in the ledger
@@ -45,6 +47,7 @@ from engine.messages import AdapterRef
 
 PREFIX = "{tenfold}:"
 GENERATION = f"{PREFIX}generation"
+ENGINES = f"{PREFIX}engines"
 IDLE = f"{PREFIX}idle"
 LEASES = f"{PREFIX}leases"
 REVOCATIONS = f"{PREFIX}revocations"
@@ -69,6 +72,18 @@ def queue(tenant_id: str) -> str:
 
 def resident(engine_id: str) -> str:
     return f"{PREFIX}resident:{engine_id}"
+
+
+def residency(engine_id: str) -> str:
+    return f"{PREFIX}residency:{engine_id}"
+
+
+def command(command_id: str) -> str:
+    return f"{PREFIX}command:{command_id}"
+
+
+def engine(engine_id: str) -> str:
+    return f"{PREFIX}engine:{engine_id}"
 
 
 def places(subject: str) -> str:

@@ -36,6 +36,7 @@ from engine.transport.codec import Codec
 from engine.transport.connection import SOCKET_TIMEOUT_S, open_redis, translated_errors
 from engine.transport.errors import MessageDecodeError, QueueUnavailableError
 from engine.transport.lease_rules import LeaseRules
+from engine.transport.lever_reports import LeverReports
 from engine.transport.orphans import Orphans
 from engine.transport.scripts import read_script
 from engine.transport.usage import UsageMeter
@@ -95,6 +96,8 @@ class EngineTransport:
         self._uncharged: Counter[str] = Counter()
         self._held_at = -PLACE_INTERVAL_S
         self._meter = UsageMeter(engine_id)
+        self.levers = LeverReports(self._redis, self._codec, engine_id)
+        """For the heartbeat's thread, but for `is_awaited`."""
         self._orphans = Orphans(self._redis, self._meter)
         self._unheard: SimpleQueue[Abort] = SimpleQueue()
         self._is_closed = threading.Event()

@@ -1,0 +1,295 @@
+"""Operators' levers on one engine's adapters: preload, pin, evict, let go; and how each stands.
+
+Belongs to the step loop's thread. Holds no tensors, and nothing here reads or waits. Invariants:
+every command is answered exactly once, with what came of it; pinned adapters take at most half of
+the pool, so that no request is kept out by pins; an adapter that was let go has no sequence, no
+page and no place on the host when that is said.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence as Many
+from dataclasses import dataclass
+
+import structlog
+
+from engine.eviction import Room
+from engine.messages import (
+    AdapterAck,
+    AdapterCommand,
+    AdapterReport,
+    EngineError,
+    Lever,
+    Outcome,
+    ResidencyState,
+)
+from engine.page_pool import PagePool
+from engine.residency import (
+    AdapterKey,
+    LoadResult,
+    Residency,
+    Standing,
+    State,
+    adapter_key,
+)
+from engine.sequence import Sequence
+
+log = structlog.get_logger()
+
+PRELOAD_TIMEOUT_S = 60.0
+MAX_FAILURES = 256  # adapters of which it is remembered that they could not be loaded
+
+DELETED = EngineError(code="adapter_deleted", message="The adapter has been deleted.")
+NO_ROOM = EngineError(code="no_room", message="Running requests hold all pages.")
+TOO_LARGE = EngineError(code="adapter_too_large", message="The adapter is larger than the pool.")
+TOO_MANY_PINS = EngineError(
+    code="pin_refused", message="Pinned adapters may take half of the engine's pages at most."
+)
+
+_STATES = {
+    State.QUEUED: ResidencyState.PENDING,
+    State.KEPT: ResidencyState.PENDING,
+    State.LOADING: ResidencyState.LOADING,
+    State.LOADED: ResidencyState.LOADING,
+    State.READY: ResidencyState.READY,
+}
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A command that is not done yet. `num_aborted`: sequences that were ended for it."""
+
+    command: AdapterCommand
+    give_up_at: float
+    num_aborted: int = 0
+
+    @property
+    def key(self) -> AdapterKey:
+        return adapter_key(self.command.adapter)
+
+
+class AdapterLevers:
+    """`take` a command; before each step fail what is `doomed`, then `settle`; `take_acks`."""
+
+    def __init__(
+        self,
+        engine_id: str,
+        residency: Residency,
+        room: Room,
+        pool: PagePool,
+        sequences_on: Callable[[AdapterKey], Many[Sequence]],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        """now: seconds since 1970, for pins that end and for reports."""
+        self._engine_id = engine_id
+        self._residency = residency
+        self._room = room
+        self._pool = pool
+        self._sequences_on = sequences_on
+        self._clock = clock
+        self._now = now
+        self._pending: dict[str, _Pending] = {}
+        self._acks: list[AdapterAck] = []
+        self._failures: dict[AdapterKey, EngineError] = {}
+        self._num_changes = 0
+        self._reported: Mapping[AdapterKey, AdapterReport] = {}
+        self._reported_at = (0, 0)
+
+    def take(self, command: AdapterCommand) -> None:
+        """Begin with a command; one that is under way already goes on."""
+        if command.command_id in self._pending:
+            return
+        self._num_changes += 1
+        if command.lever is Lever.EVICT:
+            self._ack(command, self._evict(command))
+            return
+        pending = _Pending(command, self._clock() + PRELOAD_TIMEOUT_S)
+        self._pending[command.command_id] = pending
+        if command.lever is not Lever.LET_GO:
+            self._failures.pop(pending.key, None)
+            self._residency.preload(command.adapter)
+
+    def observe(self, result: LoadResult) -> None:
+        """What the loader made of an adapter, before it is forgotten that it was wanted."""
+        key = adapter_key(result.ref)
+        self._failures.pop(key, None)
+        if result.error is None:
+            return
+        while len(self._failures) >= MAX_FAILURES:
+            del self._failures[next(iter(self._failures))]
+        self._failures[key] = result.error
+        self._num_changes += 1
+        for pending in self._preloads():
+            if pending.key == key:
+                self._finish(pending, Outcome.FAILED, result.error)
+
+    def doomed(self) -> list[Sequence]:
+        """The sequences that run on what is to be let go, or wait for it: each once."""
+        found: list[Sequence] = []
+        for pending in self._pending.values():
+            if pending.command.lever is Lever.LET_GO:
+                sequences = self._sequences_on(pending.key)
+                pending.num_aborted += len(sequences)
+                found += [each for each in sequences if each not in found]
+        return found
+
+    def settle(self) -> None:
+        """Do what can be done now. Cheap while there is nothing to do."""
+        if self._residency.pins:
+            self._unpin_expired()
+        for pending in list(self._pending.values()):
+            if pending.command.lever is not Lever.LET_GO:
+                self._go_on_with(pending)
+            elif self._residency.drop(pending.command.adapter):
+                self._failures.pop(pending.key, None)
+                self._finish(pending, Outcome.GONE)
+
+    @property
+    def wants_step(self) -> bool:
+        """Whether something waits for a copy or a step to end, of which nobody sends word."""
+        if not self._pending:
+            return False
+        found = [self._residency.find(each.command.adapter) for each in self._pending.values()]
+        return any(each is not None and each.state is State.READY for each in found)
+
+    def take_acks(self) -> list[AdapterAck]:
+        acks, self._acks = self._acks, []
+        return acks
+
+    def report(self) -> Mapping[AdapterKey, AdapterReport]:
+        """How every adapter stands; the same object as long as nothing changes."""
+        seen = (self._residency.num_changes, self._num_changes)
+        if seen != self._reported_at:
+            before, self._reported_at = self._reported, seen
+            removing = {
+                each.key
+                for each in self._pending.values()
+                if each.command.lever is Lever.LET_GO
+            }
+            standings = self._residency.standings()
+            keys = {*standings, *self._failures, *removing}
+            self._reported = {
+                key: self._report_on(key, standings.get(key), key in removing, before.get(key))
+                for key in keys
+            }
+        return self._reported
+
+    def _report_on(
+        self,
+        key: AdapterKey,
+        standing: Standing | None,
+        is_removing: bool,
+        before: AdapterReport | None,
+    ) -> AdapterReport:
+        error = None
+        if is_removing:
+            state = ResidencyState.REMOVING
+        elif standing is not None:
+            state = _STATES[standing.state]
+        else:
+            state, error = ResidencyState.FAILED, self._failures[key]
+        generation = 0 if standing is None else standing.generation
+        is_same = before is not None and (before.state, before.generation) == (state, generation)
+        return AdapterReport(
+            engine_id=self._engine_id,
+            tenant_id=key[0],
+            digest=key[1],
+            state=state,
+            since_s=before.since_s if before is not None and is_same else self._now(),
+            num_bytes=0 if standing is None else standing.num_bytes,
+            generation=generation,
+            pinned_until_s=self._residency.pins.get(key),
+            error=error,
+        )
+
+    def _preloads(self) -> list[_Pending]:
+        return [each for each in self._pending.values() if each.command.lever is not Lever.LET_GO]
+
+    def _go_on_with(self, pending: _Pending) -> None:
+        """Give a preloaded adapter its pages, when it is there and there is room."""
+        adapter, residency = pending.command.adapter, self._residency
+        standing = residency.find(adapter)
+        if standing is None or standing.state is State.QUEUED:  # it left again, or has to be read
+            residency.preload(adapter)
+        elif standing.is_usable:
+            self._finish_preload(pending, standing)
+            return
+        elif standing.state is not State.READY and not residency.is_loading(adapter):
+            needed = residency.num_missing_pages(adapter)
+            if needed > self._pool.num_pages:
+                self._finish(pending, Outcome.FAILED, TOO_LARGE)
+                return
+            if self._room.make(needed, adapter.tenant_id, keep=adapter):
+                residency.install(adapter)
+                return
+        if self._clock() >= pending.give_up_at:
+            self._finish(pending, Outcome.FAILED, NO_ROOM)
+
+    def _finish_preload(self, pending: _Pending, standing: Standing) -> None:
+        command = pending.command
+        if command.lever is Lever.PRELOAD:
+            self._finish(pending, Outcome.READY)
+            return
+        others = sum(
+            each.num_pages
+            for key, each in self._residency.standings().items()
+            if key in self._residency.pins and key != pending.key
+        )
+        if others + standing.num_pages > self._pool.num_pages // 2:
+            self._finish(pending, Outcome.FAILED, TOO_MANY_PINS)
+            return
+        self._residency.pins[pending.key] = command.until_s
+        self._finish(pending, Outcome.PINNED)
+
+    def _evict(self, command: AdapterCommand) -> Outcome:
+        key = adapter_key(command.adapter)
+        self._residency.pins.pop(key, None)
+        standing = self._residency.find(command.adapter)
+        if standing is None:
+            return Outcome.ABSENT
+        if standing.is_held or not standing.is_usable:
+            return Outcome.BUSY
+        self._residency.evict(command.adapter)
+        return Outcome.EVICTED
+
+    def _unpin_expired(self) -> None:
+        now = self._now()
+        for key in [key for key, until in self._residency.pins.items() if until <= now]:
+            del self._residency.pins[key]
+            self._num_changes += 1
+
+    def _finish(
+        self, pending: _Pending, outcome: Outcome, error: EngineError | None = None
+    ) -> None:
+        del self._pending[pending.command.command_id]
+        if not any(each.key == pending.key for each in self._preloads()):
+            self._residency.preloading.discard(pending.key)
+        self._num_changes += 1
+        self._ack(pending.command, outcome, error, pending.num_aborted)
+
+    def _ack(
+        self,
+        command: AdapterCommand,
+        outcome: Outcome,
+        error: EngineError | None = None,
+        num_aborted: int = 0,
+    ) -> None:
+        log.info(
+            "adapter_lever",
+            lever=command.lever,
+            digest=command.adapter.digest,
+            outcome=outcome,
+            num_aborted=num_aborted,
+        )
+        self._acks.append(
+            AdapterAck(
+                command_id=command.command_id,
+                engine_id=self._engine_id,
+                outcome=outcome,
+                num_aborted=num_aborted,
+                error=error,
+            )
+        )
