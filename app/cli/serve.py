@@ -52,10 +52,12 @@ def serve(
         pool_bytes=pool_bytes,
         database_url=os.environ.get("TENFOLD_DATABASE_URL"),
         owner_url=os.environ.get("TENFOLD_OWNER_DATABASE_URL"),
+        worker_url=os.environ.get("TENFOLD_WORKER_DATABASE_URL"),
         redis_url=os.environ.get("TENFOLD_REDIS_URL"),
         admin_key=os.environ.get("TENFOLD_ADMIN_KEY"),
         key_pepper=os.environ.get("TENFOLD_KEY_PEPPER"),
         queue_secret=os.environ.get("TENFOLD_QUEUE_SECRET"),
+        envelope_keys=os.environ.get("TENFOLD_ENVELOPE_KEYS"),
     )
     stack = Stack(config, ConsoleSteps(console))
 

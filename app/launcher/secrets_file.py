@@ -1,7 +1,8 @@
 """The secrets of one data folder, generated on its first start: `secrets.json`, mode 0600.
 
 Knows nothing of what they protect. Invariant: the file appears whole or not at all, and the pepper
-never changes: with another one every key that was handed out would be refused.
+never changes: with another one every key that was handed out would be refused. Nor does the
+envelope key: with another one no file could be read.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ from app.launcher.errors import LauncherError
 
 class FolderSecrets(msgspec.Struct, frozen=True, kw_only=True):
     """`key_pepper` keys the HMAC of API keys; `admin_key` is the operator's bootstrap key;
-    `queue_secret` seals what API, worker and engine say to each other.
+    `queue_secret` seals what API, worker and engine say to each other, `envelope_key` files at rest.
     """
 
     key_pepper: str
     admin_key: str
     redis_password: str
     queue_secret: str = ""  # a folder of before it has none yet
+    envelope_key: str = ""  # the same
 
 
 def load_or_create_secrets(path: Path) -> tuple[FolderSecrets, bool]:
@@ -33,8 +35,10 @@ def load_or_create_secrets(path: Path) -> tuple[FolderSecrets, bool]:
             found = msgspec.json.decode(path.read_bytes(), type=FolderSecrets)
         except msgspec.MsgspecError as error:
             raise LauncherError(f"{path} is damaged ({error}); restore it from a backup") from error
-        if not found.queue_secret:
-            found = msgspec.structs.replace(found, queue_secret=secrets.token_urlsafe(32))
+        missing = [name for name in ("queue_secret", "envelope_key") if not getattr(found, name)]
+        if missing:
+            fresh_ones = {name: secrets.token_urlsafe(32) for name in missing}
+            found = msgspec.structs.replace(found, **fresh_ones)
             _write(path, found)
         return found, False
     fresh = FolderSecrets(
@@ -42,6 +46,7 @@ def load_or_create_secrets(path: Path) -> tuple[FolderSecrets, bool]:
         admin_key=f"tfa_{secrets.token_urlsafe(32)}",
         redis_password=secrets.token_urlsafe(24),
         queue_secret=secrets.token_urlsafe(32),
+        envelope_key=secrets.token_urlsafe(32),
     )
     _write(path, fresh)
     return fresh, True

@@ -37,10 +37,12 @@ SHARED_MACHINE = {
 CONCERNS = (
     "DATABASE_URL",
     "OWNER_DATABASE_URL",
+    "WORKER_DATABASE_URL",
     "REDIS_URL",
     "QUEUE_SECRET",
     "KEY_PEPPER",
     "ADMIN_KEY",
+    "ENVELOPE_KEYS",
 )
 
 
@@ -64,8 +66,9 @@ class StackConfig:
 
     `database_url`, `redis_url`: external servers; where given, none is started for them.
     `owner_url`: the role that may change the schema of an external database; without it an
-    external database is taken as migrated. `admin_key`, `key_pepper`,
-    `queue_secret`: override the folder's own.
+    external database is taken as migrated; `worker_url`: the role that workers have there, without
+    which they have the application's. `admin_key`, `key_pepper`,
+    `queue_secret`, `envelope_keys`: override the folder's own.
     """
 
     data_dir: Path
@@ -80,10 +83,21 @@ class StackConfig:
     pool_bytes: int | None = None
     database_url: str | None = None
     owner_url: str | None = None
+    worker_url: str | None = None
     redis_url: str | None = None
     admin_key: str | None = None
     key_pepper: str | None = None
     queue_secret: str | None = None
+    envelope_keys: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RegistryUrls:
+    """Of the application's role, the workers', and the one that migrates (None: nobody does)."""
+
+    app: str
+    worker: str
+    owner: str | None
 
 
 class Stack:
@@ -124,22 +138,21 @@ class Stack:
         secrets, is_new = load_or_create_secrets(config.data_dir / "secrets.json")
         self.admin_key = config.admin_key or secrets.admin_key
         self.is_new_admin_key = is_new and config.admin_key is None
-        database_url, owner_url = self._start_postgres()
+        urls = self._start_postgres()
         redis_url = config.redis_url or self._start_valkey(secrets.redis_password)
-        if owner_url is not None:
-            self._migrate(owner_url)
+        if urls.owner is not None:
+            self._migrate(urls.owner)
         base = _set({"MODEL": model, "MODEL_ID": config.model_id})
         store = {"TENFOLD_ADAPTER_STORE": str(config.data_dir / "adapters")}
-        registry = {
-            "TENFOLD_DATABASE_URL": database_url,
-            "TENFOLD_KEY_PEPPER": config.key_pepper or secrets.key_pepper,
-        }
+        registry = {"TENFOLD_KEY_PEPPER": config.key_pepper or secrets.key_pepper}
         queue = {
             "TENFOLD_REDIS_URL": redis_url,
             "TENFOLD_QUEUE_SECRET": config.queue_secret or secrets.queue_secret,
         }
+        worker = _set({"DATABASE_URL": urls.worker})
         api = _set(
             {
+                "DATABASE_URL": urls.app,
                 "ADMIN_KEY": self.admin_key,
                 "HOST": config.host,
                 "PORT": config.port,
@@ -149,8 +162,8 @@ class Stack:
         )
         with self.steps.step("Starting engine, worker and API"):
             self._start_python("engine", ["engine"], base | store | queue | self._engine_settings())
-            self._start_python("worker", ["app.worker"], base | store | queue | registry)
-            self._start_python("api", ["app.serve"], base | store | queue | registry | api)
+            self._start_python("worker", ["app.worker"], base | store | queue | registry | worker)
+            self._start_python("api", ["app.serve"], base | store | queue | registry | files | api)
             self._supervisor.wait_until(self._is_ready, READY_TIMEOUT_S, "the API")
 
     def watch(self) -> None:
@@ -166,16 +179,16 @@ class Stack:
         self._supervisor.stop()
         self._lock.release()
 
-    def _start_postgres(self) -> tuple[str, str | None]:
-        """URLs of the application's role, and of the role that migrates (None: do not)."""
+    def _start_postgres(self) -> RegistryUrls:
         config = self.config
         if config.database_url is not None:
-            return config.database_url, config.owner_url
+            worker_url = config.worker_url or config.database_url
+            return RegistryUrls(config.database_url, worker_url, config.owner_url)
         folder = config.data_dir / "postgres"
         server = PostgresServer(folder, durable=True, log_path=self._log_path("postgres"))
         with self.steps.step("Starting Postgres"):
             self._supervisor.start(server)
-        return server.app_url(), server.admin_url
+        return RegistryUrls(server.app_url(), server.worker_url(), server.admin_url)
 
     def _start_valkey(self, password: str) -> str:
         folder = self.config.data_dir / "valkey"
