@@ -27,6 +27,8 @@ from app.settings import Settings
 log = structlog.get_logger()
 
 SHUTDOWN_GRACE_S = 1  # for what a drain has not waited for
+# Longer than proxies keep idle connections (nginx: 60 s): who closes first must be the one who sends.
+KEEP_ALIVE_S = 75
 
 
 def main() -> None:
@@ -91,6 +93,7 @@ def _server(api: FastAPI, host: str, port: int) -> uvicorn.Server:
             log_config=None,
             access_log=False,
             server_header=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=SHUTDOWN_GRACE_S,
         )
     )

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,9 +66,12 @@ def site(
     folder: Path,
     variables: Mapping[str, str] | None = None,
     *,
-    step_ms: int = 5,
+    step_ms: int | None = 5,
 ) -> Iterator[Site]:
-    """All of it is ready when the block begins. `variables`: of every process, besides settings."""
+    """All of it is ready when the block begins. `variables`: of every process, besides settings.
+
+    step_ms: of a step of the stub engine; None: the engine is somebody else's.
+    """
     folder.mkdir(exist_ok=True)
     ports = [free_port(), free_port()]
     told = PATIENCE | dict(variables or {})
@@ -76,7 +79,7 @@ def site(
     url, admin_url = (f"http://{LOOPBACK}:{port}" for port in ports)
     log, worker_log = folder / "api.log", folder / "worker.log"
     with (
-        _engine(settings, folder / "engine.log", told, step_ms),
+        nullcontext() if step_ms is None else _engine(settings, folder, told, step_ms),
         running("app.worker", settings, worker_log, told),
         running("app.serve", settings, log, told | own) as api,
     ):
@@ -96,11 +99,11 @@ def is_ready(url: str) -> bool:
 
 @contextmanager
 def _engine(
-    settings: Settings, log: Path, variables: Mapping[str, str], step_ms: int
+    settings: Settings, folder: Path, variables: Mapping[str, str], step_ms: int
 ) -> Iterator[None]:
     command = [sys.executable, "-m", "tests.stub_engine", "--redis-url", settings.redis_url]
     options = ["--model", str(settings.model), "--step-ms", str(step_ms)]
-    secret = settings.queue_secret.get_secret_value()
+    secret, log = settings.queue_secret.get_secret_value(), folder / "engine.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
             [*command, *options],

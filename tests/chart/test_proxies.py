@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
+from http.client import HTTPConnection
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -22,6 +24,7 @@ from tests.fixtures.processes import ApiProcess
 
 NUM_TOKENS = 24
 STEP_S = 0.1
+UVICORNS_OWN_KEEP_ALIVE_S = 5
 # What an nginx does that was told nothing, and listens to nobody.
 BUFFERING = {
     "proxy_buffering": "on",
@@ -102,3 +105,18 @@ def test_the_annotations_are_those_of_nginx() -> None:
         "proxy_send_timeout",
         "client_max_body_size",
     }
+
+
+def test_idle_connections_are_kept_longer_than_a_server_would_by_itself(
+    api_process: ApiProcess,
+) -> None:
+    """A proxy that sends on a connection which is just being closed has lost a request."""
+    address = urlsplit(api_process.url)
+    assert address.hostname is not None
+    connection = HTTPConnection(address.hostname, address.port, timeout=10)
+    for pause_s in (0.0, UVICORNS_OWN_KEEP_ALIVE_S + 1.0):
+        time.sleep(pause_s)
+        connection.request("GET", "/livez")
+        assert connection.getresponse().read() == b'{"status":"ok"}'
+        assert connection.sock is not None, "it is still open"
+    connection.close()
