@@ -19,6 +19,7 @@ from app.audit.trail import AuditTrail
 from app.errors import ConflictError, NotFoundError, UnprocessableError
 from app.ids import new_id
 from app.tables import Adapter, AdapterVersion
+from app.uploads.quotas import Quotas
 from lora.base_spec import BaseSpec
 
 _ADAPTER_ID = re.compile(r"adp_[0-9a-z]{26}")
@@ -29,7 +30,9 @@ _VERSION_NUMBER = re.compile(r"v([1-9][0-9]{0,8})")
 async def create_adapter(
     session: AsyncSession, tenant_id: str, body: AdapterCreate, base: BaseSpec, trail: AuditTrail
 ) -> Adapter:
-    """Raises UnprocessableError (`name_invalid`, `base_model_mismatch`) or ConflictError."""
+    """Raises UnprocessableError (`name_invalid`, `base_model_mismatch`), ConflictError, or
+    QuotaExceededError.
+    """
     if not is_adapter_name(body.name) or _ADAPTER_ID.fullmatch(body.name):
         raise UnprocessableError(
             "An adapter's name is 1 to 63 characters of a-z, 0-9, '.', '_' and '-', begins with a "
@@ -50,6 +53,7 @@ async def create_adapter(
         )
     if adapter is None:
         raise ConflictError(f"The name '{body.name}' is taken.", code="name_conflict", param="name")
+    await Quotas(session, tenant_id).check_adapters()
     after = AdapterView.of(adapter, {})
     await trail.record(session, tenant_id, "adapter.created", adapter.id, after=after)
     return adapter

@@ -10,6 +10,7 @@ from pydantic import BaseModel, Field
 from app.bodies import Body, Timestamp
 from app.plans.limits import Limit, Mode, Scope, Terms
 from app.tables import Plan
+from app.uploads.quotas import QuotaInForce
 
 MAX_COUNT = 5 * 10**12  # a thousand times that is still exact in the counters
 Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
@@ -35,6 +36,11 @@ class Counts(SubjectCounts):
 
     queue_depth: Count | None = None
     override_bytes: Count | None = None
+    adapters: Count | None = None
+    adapter_bytes: Count | None = None
+    adapter_rank: Count | None = None
+    uploads_per_day: Count | None = None
+    open_uploads: Count | None = None
 
 
 class SubjectLimits(SubjectCounts):
@@ -136,14 +142,29 @@ class LimitsView(BaseModel):
         return cls(limits=stored, in_force=[LimitView.of(each) for each in in_force])
 
 
+class QuotaView(BaseModel):
+    """One of the quotas in force (`app.uploads.quotas`), and who set it."""
+
+    quota: str
+    limit: int
+    source: str
+
+
 class TenantLimitsView(LimitsView):
     plan: str | None
     weight: float
     reserved_share: float
     allows_priority: bool
+    quotas: list[QuotaView]
 
     @classmethod
-    def of(cls, stored: dict[str, Any], plan: Plan | None, terms: Terms) -> Self:
+    def of(
+        cls,
+        stored: dict[str, Any],
+        plan: Plan | None,
+        terms: Terms,
+        quotas: Iterable[QuotaInForce],
+    ) -> Self:
         return cls(
             limits=stored,
             in_force=[LimitView.of(each) for each in terms.limits],
@@ -151,4 +172,8 @@ class TenantLimitsView(LimitsView):
             weight=terms.weight,
             reserved_share=terms.reserved_share,
             allows_priority=terms.allows_priority,
+            quotas=[
+                QuotaView(quota=each.quota, limit=each.limit, source=each.source)
+                for each in quotas
+            ],
         )

@@ -31,6 +31,7 @@ from app.session import principals_changed
 from app.settings import Settings
 from app.tables import Adapter, ApiKey, Plan, Tenant
 from app.tenants.service import find_tenant
+from app.uploads.quotas import quota_layers, quotas_in_force
 
 
 async def create_plan(session: AsyncSession, body: PlanCreate, trail: AuditTrail) -> Plan:
@@ -88,7 +89,10 @@ async def show_tenant(
     """What a tenant is held to, and who says so."""
     tenant = await find_tenant(session, reference)
     plan = await plan_of(session, tenant)
-    return TenantLimitsView.of(tenant.limits, plan, tenant_terms(tenant, plan, settings))
+    quotas = quotas_in_force(quota_layers(tenant, plan))
+    return TenantLimitsView.of(
+        tenant.limits, plan, tenant_terms(tenant, plan, settings), quotas
+    )
 
 
 async def put_tenant_plan(

@@ -90,9 +90,9 @@ class Quotas:
         self._in_force: dict[Quota, QuotaInForce] | None = None
 
     async def check_adapters(self) -> None:
-        """Whether one more adapter may be made."""
+        """Whether the adapter that this transaction has made may be."""
         await self._load()
-        await self._check(Quota.ADAPTERS, await self._counts.count_adapters(), 1)
+        await self._check(Quota.ADAPTERS, await self._counts.count_adapters() - 1, 1)
 
     async def take_upload(self, at: datetime, num_bytes: int) -> None:
         """Count an upload, and see whether its bytes would find room beside those on their way."""
