@@ -27,7 +27,7 @@ from app.settings import Settings
 log = structlog.get_logger()
 
 SHUTDOWN_GRACE_S = 1  # for what a drain has not waited for
-# Longer than proxies keep idle connections (nginx: 60 s): who closes first must be the one who sends.
+# Longer than proxies keep idle connections (nginx: 60 s): whoever sends must be the one who closes.
 KEEP_ALIVE_S = 75
 
 

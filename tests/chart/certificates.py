@@ -34,7 +34,8 @@ class Authority:
         made = Certificate(self.folder / f"{host}.crt", self.folder / f"{host}.key")
         request, extensions = self.folder / f"{host}.csr", self.folder / f"{host}.ext"
         extensions.write_text(EXTENSIONS.format(host=host))
-        _openssl("req", "-new", *EC_KEY, "-subj", f"/CN={host}", "-keyout", made.key, "-out", request)
+        subject = ("-subj", f"/CN={host}")
+        _openssl("req", "-new", *EC_KEY, *subject, "-keyout", made.key, "-out", request)
         signer = ("-CA", self.path, "-CAkey", self.folder / "ca.key", "-CAcreateserial")
         options = ("-days", "2", "-extfile", extensions, "-out", made.path)
         _openssl("x509", "-req", "-in", request, *signer, *options)

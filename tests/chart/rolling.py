@@ -54,7 +54,9 @@ class BalancedCampaign(Campaign):
 
 
 @contextmanager
-def balanced_campaign(settings: Settings, owner_url: str, folder: Path) -> Iterator[BalancedCampaign]:
+def balanced_campaign(
+    settings: Settings, owner_url: str, folder: Path
+) -> Iterator[BalancedCampaign]:
     """`settings` name a registry of its own."""
     base = BaseSpec.from_folder(settings.model)
     adapters = {f"bot-{rank}": adapter_files(base, rank=rank, seed=rank) for rank in (4, 9)}

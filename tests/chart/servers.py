@@ -38,7 +38,7 @@ def running(
     is_ready: Callable[[], bool],
     user: str | None = None,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """The tool of this name, from when it `is_ready`. `user`: instead of root, where we are root."""
+    """The tool of this name, from when it `is_ready`. `user`: in the place of root."""
     log = folder / f"{name}.log"
     with log.open("ab") as output:
         process = subprocess.Popen(
@@ -247,12 +247,12 @@ class Sentinels:
 
     def primary(self) -> int:
         """The port of the primary, as the first Sentinel sees it."""
-        with redis.Redis(port=self.sentinel_ports[0], decode_responses=True, protocol=2) as sentinel:
+        with _sentinel(self.sentinel_ports[0]) as sentinel:
             return int(sentinel.sentinel_get_master_addr_by_name(SERVICE)[1])
 
     def fail_over(self) -> None:
         """In order: the primary is demoted, and lives."""
-        with redis.Redis(port=self.sentinel_ports[0], protocol=2) as sentinel:
+        with _sentinel(self.sentinel_ports[0]) as sentinel:
             sentinel.execute_command("SENTINEL", "FAILOVER", SERVICE)
 
     def kill_primary(self) -> None:
@@ -292,6 +292,10 @@ def sentinels(folder: Path) -> Iterator[Sentinels]:
         yield group
 
 
+def _sentinel(port: int) -> redis.Redis:
+    return redis.Redis(port=port, decode_responses=True, protocol=2)
+
+
 def _listening(port: int) -> Callable[[], bool]:
     return lambda: accepts(port)
 
@@ -310,7 +314,7 @@ def _sentinel_config(port: int, primary_port: int, home: Path) -> str:
 
 
 def _knows_all(port: int) -> bool:
-    with redis.Redis(port=port, decode_responses=True, protocol=2) as sentinel:
+    with _sentinel(port) as sentinel:
         state = sentinel.sentinel_masters()[SERVICE]
         replicas = sentinel.sentinel_slaves(SERVICE)
     is_in_step = bool(replicas) and replicas[0]["master-link-status"] == "ok"

@@ -157,7 +157,9 @@ def code_before(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def both_versions(settings: Settings, code_before: Path, folder: Path) -> Iterator[tuple[Site, Site]]:
+def both_versions(
+    settings: Settings, code_before: Path, folder: Path
+) -> Iterator[tuple[Site, Site]]:
     """Code of before and of now on one registry, each with a queue of its own."""
     # Neither worker sees the other's API process, and would take it for dead.
     patient = {"TENFOLD_API_LOST_AFTER_S": "3600"}
@@ -175,7 +177,7 @@ def both_versions(settings: Settings, code_before: Path, folder: Path) -> Iterat
 def test_two_versions_of_the_code_run_on_one_database(
     settings: Settings, code_before: Path, tmp_path: Path
 ) -> None:
-    """Each does all that it can; a key of one opens the other, which shows an adapter of the one."""
+    """Each does all that it can, and a key that one made opens the other."""
     with both_versions(settings, code_before, tmp_path) as sites, ThreadPoolExecutor(2) as pool:
         assert len(list(pool.map(Site.smoke, sites))) == 2
         before, now = sites
