@@ -149,7 +149,13 @@ class Stack:
             "TENFOLD_REDIS_URL": redis_url,
             "TENFOLD_QUEUE_SECRET": config.queue_secret or secrets.queue_secret,
         }
-        worker = _set({"DATABASE_URL": urls.worker})
+        files = _set(
+            {
+                "FILE_STORE": config.data_dir / "files",
+                "ENVELOPE_KEYS": config.envelope_keys or secrets.envelope_key,
+            }
+        )
+        worker = files | _set({"DATABASE_URL": urls.worker})
         api = _set(
             {
                 "DATABASE_URL": urls.app,
