@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import structlog
 from sqlalchemy import delete, exc, select, text, update
 from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import defer
+from sqlalchemy.orm import defer
 
 from app.db import tenant_scope
 from app.tables import ApiKey, Plan, Tenant
@@ -47,11 +49,15 @@ async def find_key_by_hash(session: AsyncSession, key_hash: str) -> FoundKey | N
 
 
 async def find_key_by_id(session: AsyncSession, tenant_id: str, key_id: str) -> FoundKey | None:
-    """A key that was found before, as it is now. Enters its tenant's scope."""
+    """A key that was found before, as it is now. Enters its tenant's scope.
+
+    Without what it is known by, which a worker may not read.
+    """
     await tenant_scope(session, tenant_id)
     row = (
         await session.execute(
             select(ApiKey, Tenant, Plan)
+            .options(defer(ApiKey.key_hash, raiseload=True))
             .join(Tenant, Tenant.id == ApiKey.tenant_id)
             .outerjoin(Plan, Plan.id == Tenant.plan_id)
             .where(ApiKey.tenant_id == tenant_id, ApiKey.id == key_id)

@@ -1,8 +1,7 @@
 """What a worker needs to run lines as an API process runs requests: the same context, of its own.
 
 Knows nothing of batches' rules. Invariant: to queue and ledger a worker is one more process that
-owns requests, under a name that no other life of any process has; it can verify no key's text, since
-it has no pepper.
+owns requests, under a name that no other life of any process has.
 """
 
 from __future__ import annotations
@@ -65,10 +64,11 @@ async def open_serving(settings: WorkerSettings, now: Clock) -> AsyncIterator[Se
 def _as_api(settings: WorkerSettings) -> Settings:
     """The worker's own, and an API process's for the rest: from the environment, or the defaults."""
     known = {name: getattr(settings, name) for name in WorkerSettings.model_fields}
-    return Settings(
-        **known,
-        key_pepper=SecretStr(secrets.token_urlsafe(32)),  # fits no key
-        api_id=f"batches-{secrets.token_hex(6)}",
-        dependency_timeout_s=PATIENCE_S,
-        database_pool_size=POOL_SIZE,
-    )
+    # Where a worker has no pepper, one that fits no key: it verifies none.
+    pepper = {"key_pepper": SecretStr(secrets.token_urlsafe(32))}
+    own = {
+        "api_id": f"batches-{secrets.token_hex(6)}",
+        "dependency_timeout_s": PATIENCE_S,
+        "database_pool_size": POOL_SIZE,
+    }
+    return Settings(**(pepper | known | own))
