@@ -22,6 +22,7 @@ from app.admission.service import Admission
 from app.admission.settlement import load_spend
 from app.availability import Availability
 from app.completions.tokenizer import Tokenizer
+from app.completions.turnstile import Turnstile
 from app.db import Database
 from app.draining import Drain
 from app.metrics.api import ApiMetrics
@@ -59,6 +60,7 @@ class AppContext:
     drain: Drain
     now: Clock
     validator: Validator = field(default_factory=Validator)
+    turnstile: Turnstile = field(default_factory=Turnstile)
 
 
 @asynccontextmanager

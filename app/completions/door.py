@@ -24,6 +24,9 @@ UNKNOWN_PACE_RETRY_S = 5.0
 
 async def refuse_overload(context: AppContext, principal: Principal, asked: ServiceClass) -> None:
     """Raises UnavailableError: `overloaded`, with when to come back; or without a queue."""
+    is_flex = asked.tier is ServiceTier.FLEX
+    if is_flex:
+        context.turnstile.note_flex(principal.key_id)
     if context.queue.num_queued < FEW:
         return
     try:
@@ -32,16 +35,24 @@ async def refuse_overload(context: AppContext, principal: Principal, asked: Serv
         raise UnavailableError(internal=str(error)) from error
     settings = context.settings
     limit_s = asked.queue_timeout_s
-    if asked.tier is not ServiceTier.FLEX:
+    if not is_flex:
         limit_s = min(limit_s, settings.max_queue_wait_s)
     wait_s = load.expected_wait_s(
         weight=principal.weight,
-        is_flex=asked.tier is ServiceTier.FLEX,
+        is_flex=is_flex,
         reserved_share=principal.terms.reserved_share,
     )
     if not _is_too_much(load, wait_s, limit_s, settings.max_queued_requests):
         return
-    raise UnavailableError(
+    if limit_s >= settings.max_queue_wait_s:
+        # NOTE: not the error that is raised: that keeps the whole request alive.
+        refusal = _refusal(load, wait_s)
+        context.turnstile.remember(principal.key_id, refusal, settings.max_queue_wait_s)
+    raise _refusal(load, wait_s)
+
+
+def _refusal(load: QueueLoad, wait_s: float | None) -> UnavailableError:
+    return UnavailableError(
         "The service is overloaded. Please try again later.",
         code="overloaded",
         internal=f"{load}",

@@ -21,12 +21,13 @@ from app.completions.schemas import ChatCompletionBody, CommonBody, CompletionBo
 from app.completions.service import Answer, Patience, collect, generate, pin_model, plan, prompter
 from app.completions.shapes import ChatShape, Shape, TextShape
 from app.completions.streaming import EventStreamResponse, frames
+from app.completions.turnstile import TurnstileRoute
 from app.completions.unsupported import refuse_unsupported
 from app.context import AppContext, get_context
 
 DEFAULT_TEXT_TOKENS = 16  # OpenAI's default for text completions
 
-router = APIRouter()
+router = APIRouter(route_class=TurnstileRoute)
 
 Context = Annotated[AppContext, Depends(get_context)]
 InferencePrincipal = Annotated[Principal, Depends(require_inference)]
