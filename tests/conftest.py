@@ -7,4 +7,5 @@ pytest_plugins = [
     "tests.fixtures.processes",
     "tests.fixtures.demo_base",
     "tests.fixtures.ledger",
+    "tests.fixtures.tenant_bytes",
 ]
