@@ -12,8 +12,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from pydantic import SecretStr
-
 from app.batches.acceptance import LineAcceptance
 from app.batches.line_runner import TakeBack
 from app.context import AppContext, Clock, open_context
@@ -64,11 +62,9 @@ async def open_serving(settings: WorkerSettings, now: Clock) -> AsyncIterator[Se
 def _as_api(settings: WorkerSettings) -> Settings:
     """The worker's own, and an API process's for the rest: from the environment, or the defaults."""
     known = {name: getattr(settings, name) for name in WorkerSettings.model_fields}
-    # Where a worker has no pepper, one that fits no key: it verifies none.
-    pepper = {"key_pepper": SecretStr(secrets.token_urlsafe(32))}
     own = {
         "api_id": f"batches-{secrets.token_hex(6)}",
         "dependency_timeout_s": PATIENCE_S,
         "database_pool_size": POOL_SIZE,
     }
-    return Settings(**(pepper | known | own))
+    return Settings(**(known | own))
