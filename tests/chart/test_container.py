@@ -9,6 +9,7 @@ import pytest
 
 from app.launcher.ports import LOOPBACK, free_port
 from app.settings import Settings
+from tests.builders.envelope_keys import ENVELOPE_KEYS
 from tests.builders.operator import ADMIN_KEY, OPERATOR
 from tests.builders.queue_secret import QUEUE_SECRET
 from tests.builders.stub_engine import StubEngine
@@ -67,6 +68,7 @@ def test_rendered_pods_run_and_pass_the_smoke_test(settings: Settings, tmp_path:
             "admin-key": ADMIN_KEY,
             "key-pepper": settings.key_pepper.get_secret_value(),
             "queue-secret": QUEUE_SECRET,
+            "envelope-keys": ENVELOPE_KEYS,
         },
     }
     api = local_pod(named(objects, "Deployment", "-api"), model | ports | drain | PATIENCE, folders)

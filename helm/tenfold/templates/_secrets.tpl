@@ -42,6 +42,16 @@ key: {{ .Values.keyPepper.key }}
       key: {{ .Values.queueSecret.key }}
 {{- end -}}
 
+{{/* Where tenants' files lie, and what they are sealed with. */}}
+{{- define "tenfold.filesEnv" -}}
+- {name: TENFOLD_FILE_STORE, value: /adapters/.files}
+- name: TENFOLD_ENVELOPE_KEYS
+  valueFrom:
+    secretKeyRef:
+      name: {{ include "tenfold.secretName" (dict "root" . "own" true "existing" .Values.envelopeKeys.existingSecret "what" "envelopeKeys") }}
+      key: {{ .Values.envelopeKeys.key }}
+{{- end -}}
+
 {{/* hook, initContainer or manual, as far as what a hook needs can be there before the release. */}}
 {{- define "tenfold.migrationsMode" -}}
 {{- if and (eq .Values.migrations.mode "hook") (or .Values.postgresql.enabled .Values.externalSecrets.enabled) -}}
@@ -138,6 +148,7 @@ initContainer
 {{- if not .Values.adminKey.existingSecret -}}{{- $keys = append $keys .Values.adminKey.key -}}{{- end -}}
 {{- if not .Values.keyPepper.existingSecret -}}{{- $keys = append $keys .Values.keyPepper.key -}}{{- end -}}
 {{- if not .Values.queueSecret.existingSecret -}}{{- $keys = append $keys .Values.queueSecret.key -}}{{- end -}}
+{{- if not .Values.envelopeKeys.existingSecret -}}{{- $keys = append $keys .Values.envelopeKeys.key -}}{{- end -}}
 {{- end -}}
 {{- if .Values.postgresql.enabled -}}{{- $keys = concat $keys (list "postgres-password" "postgres-app-password") -}}{{- end -}}
 {{- if .Values.valkey.enabled -}}{{- $keys = append $keys "valkey-password" -}}{{- end -}}
