@@ -11,9 +11,11 @@ import asyncpg
 import httpx
 from sqlalchemy import make_url
 
+from app.settings import Settings
 from lora.base_spec import BaseSpec
 from tests.builders.adapter_files import adapter_files
 from tests.builders.operator import ADMIN_KEY, OPERATOR
+from tests.builders.stub_engine import StubEngine
 from tests.builders.waiting import wait_until
 from tests.fixtures.processes import ApiProcess
 from tests.fixtures.servers import TestDatabase
@@ -44,10 +46,10 @@ def test_each_port_serves_its_own_side(api_process: ApiProcess) -> None:
     assert 'route="unmatched"' in metrics.text and "/admin/v1/tenants" not in metrics.text
 
 
-def test_upload_is_verified_by_the_worker_process(
-    api_process: ApiProcess, worker_process: Path, tiny_base: BaseSpec
+def test_upload_is_verified_by_the_worker_process_and_an_engine(
+    api_process: ApiProcess, worker_process: Path, tiny_base: BaseSpec, settings: Settings
 ) -> None:
-    with admin_client(api_process) as client:
+    with admin_client(api_process) as client, StubEngine(settings.redis_url):
         client.post("/tenants", json={"slug": "acme"}).raise_for_status()
         secret = client.post("/tenants/acme/keys", json={}).raise_for_status().json()["secret"]
         client.post("/tenants/acme/adapters", json={"name": "bot"}).raise_for_status()
@@ -65,9 +67,13 @@ def test_upload_is_verified_by_the_worker_process(
 
 
 def test_worker_goes_on_after_its_connections_were_cut(
-    api_process: ApiProcess, worker_process: Path, tiny_base: BaseSpec, database: TestDatabase
+    api_process: ApiProcess,
+    worker_process: Path,
+    tiny_base: BaseSpec,
+    database: TestDatabase,
+    settings: Settings,
 ) -> None:
-    with admin_client(api_process) as client:
+    with admin_client(api_process) as client, StubEngine(settings.redis_url):
         client.post("/tenants", json={"slug": "acme"}).raise_for_status()
         client.post("/tenants/acme/adapters", json={"name": "bot"}).raise_for_status()
 

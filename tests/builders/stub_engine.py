@@ -18,6 +18,7 @@ from engine.messages import (
     Abort,
     EngineError,
     EngineRequest,
+    Evidence,
     FinishReason,
     OutputBatch,
     TokenOutput,
@@ -226,6 +227,7 @@ class StubEngine:
             num_generated_tokens=running.num_sent,
             finish_reason=finish_reason,
             error=error,
+            evidence=_evidence(running.request),
         )
 
     def _publish(self, outputs: list[tuple[_Running, TokenOutput]]) -> None:
@@ -256,3 +258,10 @@ class StubEngine:
         del self._running[abort.request_id]
         self._free_pages += running.num_pages
         return True
+
+def _evidence(request: EngineRequest) -> Evidence | None:
+    """Of an adapter that changes something."""
+    if not request.wants_evidence:
+        return None
+    return Evidence(logits=(0.0 if request.adapter is None else 1.0,))
+

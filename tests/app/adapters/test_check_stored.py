@@ -8,11 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from app.adapters.intake import check_upload
 from app.adapters.manifest_summary import summarise
-from app.adapters.verification import check_stored
+from app.adapters.structure_check import check_folder
+from app.adapters.validator import Validator
+from app.adapters.verification import Verifier
 from app.errors import ApiError
-from app.worker import find_base_files
+from app.worker import find_base_weights
 from lora.base_files import SINGLE_FILE
 from lora.digest import hash_file
 from lora.manifest import DEFAULT_LIMITS
@@ -41,7 +42,7 @@ COPY = f"{HEAD}embed_tokens.weight"
         (0.5, False, []),
     ],
 )
-def test_a_copy_of_the_base_is_compared_where_the_bases_weights_are(
+async def test_a_copy_of_the_base_is_compared_where_the_bases_weights_are(
     tmp_path: Path, difference: float, has_weights: bool, codes: list[tuple[str, str]]
 ) -> None:
     model = tmp_path / "model"
@@ -53,7 +54,9 @@ def test_a_copy_of_the_base_is_compared_where_the_bases_weights_are(
     files, digest = write_adapter(tmp_path / "adapter", lora_tensors() | copy)
     store = LocalAdapterStore(tmp_path / "store")
     locator = store.put("ten_a", digest, files)
-    found = check_stored(store, TINY_BASE, find_base_files(model, TINY_BASE), locator, digest)
+    weights = find_base_weights(model, TINY_BASE)
+    verifier = Verifier(Validator(), store, TINY_BASE, weights)
+    found = await verifier.check_stored(locator, digest)
     assert [(each.code, each.severity) for each in found] == codes
 
 
@@ -79,14 +82,16 @@ def test_what_is_remembered_names_what_replaces_the_base(tmp_path: Path) -> None
     assert summary["override_bytes"] == 128 * 64 * 4
 
 
-def test_whole_modules_that_are_not_allowed_are_refused_with_their_bytes(tmp_path: Path) -> None:
+async def test_whole_modules_that_are_not_allowed_are_refused_with_their_bytes(
+    tmp_path: Path,
+) -> None:
     config = plain_config(modules_to_save=["embed_tokens"])
-    files, digest = write_adapter(tmp_path, lora_tensors() | {COPY: zeros((128, 64))}, config)
+    files, _ = write_adapter(tmp_path, lora_tensors() | {COPY: zeros((128, 64))}, config)
     received = {name: hash_file(path) for name, path in files.items()}
     allowed = replace(DEFAULT_LIMITS, max_override_bytes=128 * 64 * 4)
-    assert check_upload(tmp_path, received, TINY_BASE, allowed, digest).overrides
+    checked = await check_folder(Validator(), tmp_path, received, TINY_BASE, allowed)
+    assert checked.summary["override_bytes"] == 32768
     with pytest.raises(ApiError) as caught:
-        check_upload(
-            tmp_path, received, TINY_BASE, replace(allowed, max_override_bytes=32767), digest
-        )
+        limits = replace(allowed, max_override_bytes=32767)
+        await check_folder(Validator(), tmp_path, received, TINY_BASE, limits)
     assert (caught.value.code, caught.value.status) == ("modules_to_save_not_allowed", 422)

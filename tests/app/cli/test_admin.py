@@ -14,9 +14,11 @@ from typer.testing import CliRunner
 
 from app.cli.admin import admin
 from app.launcher.ports import free_port
+from app.settings import Settings
 from lora.base_spec import BaseSpec
 from tests.builders.adapter_files import adapter_config, adapter_files, write_adapter
 from tests.builders.operator import ADMIN_KEY
+from tests.builders.stub_engine import StubEngine
 from tests.fixtures.processes import ApiProcess
 
 Command = Callable[..., Result]
@@ -32,7 +34,7 @@ def run(api_process: ApiProcess) -> Command:
 
 
 def test_operator_sets_up_a_tenant_from_the_command_line(
-    run: Command, worker_process: Path, tiny_base: BaseSpec, tmp_path: Path
+    run: Command, worker_process: Path, tiny_base: BaseSpec, tmp_path: Path, settings: Settings
 ) -> None:
     def done(*arguments: str) -> dict:
         result = run(*arguments, "--json")
@@ -46,10 +48,11 @@ def test_operator_sets_up_a_tenant_from_the_command_line(
     assert key["secret"].startswith("tf_") and key["expires_at"] > key["created"]
 
     folder = write_adapter(tmp_path / "support-bot", adapter_files(tiny_base, seed=1))
-    first = done("adapter", "push", str(folder), "--tenant", "acme")
-    assert (first["version"], first["state"]) == ("v1", "active")
-    other = write_adapter(tmp_path / "other", adapter_files(tiny_base, seed=2))
-    done("adapter", "push", str(other), "-t", "acme", "--name", "support-bot")
+    with StubEngine(settings.redis_url):
+        first = done("adapter", "push", str(folder), "--tenant", "acme")
+        assert (first["version"], first["state"]) == ("v1", "active")
+        other = write_adapter(tmp_path / "other", adapter_files(tiny_base, seed=2))
+        done("adapter", "push", str(other), "-t", "acme", "--name", "support-bot")
     done("adapter", "alias", "support-bot", "prod", "v2", "-t", "acme")
 
     assert [row["aliases"] for row in done("adapter", "list", "-t", "acme")] == [{"prod": "v2"}]
