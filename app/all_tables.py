@@ -9,6 +9,7 @@ from __future__ import annotations
 import app.adapters.tables
 import app.batches.tables
 import app.files.tables
+import app.idempotency.tables
 import app.imports.tables
 import app.rollouts.tables
 import app.tables

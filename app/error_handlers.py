@@ -24,6 +24,7 @@ from app.errors import (
     UnavailableError,
     shorten,
 )
+from app.idempotency.answered import AnsweredBefore
 from engine.transport.errors import QueueUnavailableError
 
 log = structlog.get_logger()
@@ -31,6 +32,7 @@ log = structlog.get_logger()
 
 def install_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(ApiError, _answer_api_error)
+    app.add_exception_handler(AnsweredBefore, _answer_again)
     app.add_exception_handler(RequestValidationError, _answer_validation_error)
     app.add_exception_handler(HTTPException, _answer_http_exception)
     app.add_exception_handler(QueueUnavailableError, _answer_queue_failure)
@@ -62,6 +64,16 @@ async def _answer_api_error(request: Request, error: Exception) -> Response:
     if error.status >= 500 or error.internal is not None:
         log.warning("request_failed", code=error.code, status=error.status, detail=error.internal)
     return error_response(error)
+
+
+async def _answer_again(request: Request, answered: Exception) -> Response:
+    assert isinstance(answered, AnsweredBefore)
+    return Response(
+        answered.body,
+        status_code=answered.status,
+        media_type="application/json",
+        headers={"idempotent-replayed": "true"},
+    )
 
 
 async def _answer_validation_error(request: Request, error: Exception) -> Response:

@@ -24,6 +24,7 @@ from app.context import utc_now
 from app.database_url import connect
 from app.db import CONNECT_TIMEOUT_S, Database
 from app.errors import UnavailableError
+from app.idempotency.jobs import AnswerJobs
 from app.logging import configure_logging
 from app.metrics.drift import DriftWatch
 from app.metrics.worker import WorkerMetrics
@@ -83,6 +84,7 @@ async def run(settings: WorkerSettings) -> None:
             group.create_task(_do_jobs(settings.database_url, runner, stopping))
             group.create_task(ledger.run(stopping))
             group.create_task(usage.run(stopping))
+            group.create_task(AnswerJobs(database).run(stopping))
             group.create_task(drift.run(stopping))
     finally:
         await ledger.close()

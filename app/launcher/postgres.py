@@ -26,6 +26,7 @@ STOP_GRACE_S = 20.0
 PORT_ATTEMPTS = 3
 APP_DATABASE = "tenfold"
 APP_ROLE = "tenfold_app"
+WORKER_ROLE = "tenfold_worker"
 
 # Tests throw the cluster away, so a crash may lose it.
 NOT_DURABLE = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
@@ -41,8 +42,9 @@ SETTINGS = {
 class PostgresServer:
     """`with PostgresServer(folder, durable=True) as server: connect(server.app_url())`.
 
-    On the first start it makes the cluster, the database `tenfold` and the login role
-    `tenfold_app`, which owns nothing: the migrations grant it what the application needs.
+    On the first start it makes the cluster, the database `tenfold` and the login roles
+    `tenfold_app` and `tenfold_worker`, which own nothing: the migrations grant them what the
+    application and its workers need.
     `bin_dir` overrides the wheel's binaries. Where `durable` is false nothing is ever synced.
     """
 
@@ -71,6 +73,10 @@ class PostgresServer:
     def app_url(self, database: str = APP_DATABASE, password: str | None = None) -> str:
         """SQLAlchemy URL of the application's role, which is bound by row-level security."""
         return self.url_of(APP_ROLE, password or self.home.app_password, database)
+
+    def worker_url(self, database: str = APP_DATABASE) -> str:
+        """SQLAlchemy URL of the workers' role, which is bound by it too, and may do less."""
+        return self.url_of(WORKER_ROLE, self.home.worker_password, database)
 
     def url_of(self, role: str, password: str, database: str) -> str:
         """SQLAlchemy URL of any role on any database of this server."""
@@ -184,16 +190,16 @@ class PostgresServer:
         self.port = port
 
     def _ensure_database(self) -> None:
-        """Make role and database if they are missing: a killed first start may have left either."""
-        password = self.home.app_password
+        """Make roles and database that are missing: a killed first start may have left any."""
+        passwords = {APP_ROLE: self.home.app_password, WORKER_ROLE: self.home.worker_password}
         found = self.run_sql(
-            f"SELECT 'role' FROM pg_roles WHERE rolname = '{APP_ROLE}' UNION ALL "
-            f"SELECT 'database' FROM pg_database WHERE datname = '{APP_DATABASE}'"
+            "SELECT rolname FROM pg_roles UNION ALL SELECT datname FROM pg_database"
         ).split()
-        if "role" not in found:
-            self.run_sql(
-                f"CREATE ROLE {APP_ROLE} LOGIN NOSUPERUSER NOCREATEDB NOCREATEROLE NOBYPASSRLS "
-                f"PASSWORD '{password}'"
-            )
-        if "database" not in found:
+        for role, password in passwords.items():
+            if role not in found:
+                self.run_sql(
+                    f"CREATE ROLE {role} LOGIN NOSUPERUSER NOCREATEDB NOCREATEROLE NOBYPASSRLS "
+                    f"PASSWORD '{password}'"
+                )
+        if APP_DATABASE not in found:
             self.run_sql(f"CREATE DATABASE {APP_DATABASE}")

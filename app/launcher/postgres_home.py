@@ -35,6 +35,7 @@ class PostgresHome:
     gid: int
     superuser_password: str
     app_password: str
+    worker_password: str
     is_temporary: bool
 
     @property
@@ -117,6 +118,7 @@ def open_home(data_dir: Path, bin_dir: Path | None, *, durable: bool) -> Postgre
         gid=gid,
         superuser_password=_ensure_secret(path / "superuser-password"),
         app_password=_ensure_secret(path / "app-password"),
+        worker_password=_ensure_secret(path / "worker-password"),
         is_temporary=is_temporary,
     )
 

@@ -1,0 +1,1 @@
+"""A request that is sent again is done once, and answered as it was the first time."""

@@ -1,0 +1,42 @@
+"""A worker's work on answers that were kept: to remove those that have expired.
+
+Knows nothing of what is in them. Invariant: a registry that is away only postpones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+import structlog
+
+from app.db import Database
+from app.errors import UnavailableError
+from app.idempotency.repository import remove_expired
+
+log = structlog.get_logger()
+
+INTERVAL_S = 600.0
+
+
+class AnswerJobs:
+    """`run` until told to stop."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def run(self, stopping: asyncio.Event) -> None:
+        while not stopping.is_set():
+            try:
+                await self.remove_expired()
+            except UnavailableError as error:
+                log.warning("answers_not_removed", error=str(error))
+            with suppress(TimeoutError):
+                await asyncio.wait_for(stopping.wait(), INTERVAL_S)
+
+    async def remove_expired(self) -> int:
+        """How many there were."""
+        async with self._database.session() as session:
+            num_removed = await remove_expired(session)
+            await session.commit()
+        return num_removed
