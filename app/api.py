@@ -25,6 +25,7 @@ from app.context import AppContext
 from app.draining import Drain
 from app.error_handlers import install_error_handlers
 from app.errors import UnavailableError
+from app.events import endpoints as events
 from app.front_door import FrontDoor
 from app.metrics.api import ApiState
 from app.middleware import BodyLimit, RequestEdge
@@ -71,6 +72,7 @@ def create_admin_app(context: AppContext) -> FastAPI:
         audit.router,
         prices.router,
         usage.admin_router,
+        events.router,
     ):
         admin.include_router(router, prefix=ADMIN_PREFIX)
     admin.include_router(internal.router)

@@ -32,6 +32,7 @@ from app.revocations import Revocations
 from app.settings import Settings
 from engine.tracing import open_tracing
 from engine.transport.client import QueueClient
+from engine.transport.levers import EngineLevers
 from lora.base_spec import BaseSpec
 from lora.store import AdapterStore, open_store
 
@@ -52,6 +53,7 @@ class AppContext:
     base: BaseSpec
     tokenizer: Tokenizer
     queue: QueueClient
+    levers: EngineLevers
     redis: Availability
     admission: Admission
     acceptance: Acceptance
@@ -82,6 +84,7 @@ async def open_context(settings: Settings, now: Clock | None = None) -> AsyncIte
         secret=settings.queue_secret.get_secret_value(),
         failover_timeout_s=settings.failover_timeout_s,
     )
+    levers = EngineLevers(settings.redis_url, secret=settings.queue_secret.get_secret_value())
     snapshot = RegistrySnapshot(registry)
     revocations = Revocations(settings.redis_url, snapshot.forget)
     redis = Availability("redis", queue.num_engines, timeout_s=timeout_s)
@@ -101,6 +104,7 @@ async def open_context(settings: Settings, now: Clock | None = None) -> AsyncIte
             base=base,
             tokenizer=tokenizer,
             queue=queue,
+            levers=levers,
             redis=redis,
             admission=admission,
             acceptance=acceptance,
@@ -115,6 +119,7 @@ async def open_context(settings: Settings, now: Clock | None = None) -> AsyncIte
         await registry.close()
         await redis.close()
         await admission.close()
+        await levers.close()
         await queue.close()
         await database.close()
         await asyncio.to_thread(tracing.close)

@@ -19,6 +19,7 @@ import structlog
 from app.adapters.certifier import open_certifier
 from app.adapters.jobs import JobRunner
 from app.adapters.jobs_repository import JOBS_CHANNEL
+from app.adapters.residency import QueueEngines
 from app.audit.trail import worker_trail
 from app.context import utc_now
 from app.database_url import connect
@@ -33,6 +34,7 @@ from app.schema_repository import read_schema
 from app.settings import WorkerSettings
 from app.usage.jobs import UsageJobs
 from app.worker_health import health_port
+from engine.transport.levers import EngineLevers
 from lora.base_files import BaseFiles
 from lora.base_spec import BaseSpec, UnsupportedBaseError
 from lora.store import open_store
@@ -60,6 +62,7 @@ async def run(settings: WorkerSettings) -> None:
     model = await asyncio.to_thread(find_base_weights, settings.model, base)
     store = open_store(settings.adapter_store)
     peppers = settings.key_pepper.get_secret_value()
+    levers = EngineLevers(settings.redis_url, secret=settings.queue_secret.get_secret_value())
     ledger = LedgerJobs(database, settings)
     usage = UsageJobs(database, settings, utc_now)
     metrics = WorkerMetrics(database, settings.redis_url, ledger)
@@ -78,6 +81,7 @@ async def run(settings: WorkerSettings) -> None:
                 base,
                 utc_now,
                 model=model,
+                engines=QueueEngines(levers),
                 certifier=certifier,
                 trail_of=lambda job_id: worker_trail(peppers, job_id, utc_now()),
             )
@@ -87,6 +91,7 @@ async def run(settings: WorkerSettings) -> None:
             group.create_task(AnswerJobs(database).run(stopping))
             group.create_task(drift.run(stopping))
     finally:
+        await levers.close()
         await ledger.close()
         await usage.close()
         await metrics.close()

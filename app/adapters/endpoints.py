@@ -13,6 +13,7 @@ from fastapi import APIRouter, Depends
 from app.adapters import deletion, service
 from app.adapters.alias_endpoints import alias_router
 from app.adapters.repository import AdapterRepository
+from app.adapters.residency_endpoints import residency_router
 from app.adapters.schemas import AdapterCreate, AdapterView
 from app.adapters.tenancy import OwnedSession, operator_for_tenant, tenant_for_itself
 from app.adapters.validate_endpoints import validate_router
@@ -65,3 +66,4 @@ for _router in (admin_router, tenant_router):
     _router.include_router(version_router)
     _router.include_router(validate_router)
     _router.include_router(alias_router)
+admin_router.include_router(residency_router)

@@ -1,0 +1,160 @@
+"""Where a version is: what engines say of it, and what operators have them do with it.
+
+Knows nothing of HTTP. Invariants: residency is an engine's own word and never the registry's guess;
+no registry connection is held while engines are waited for; every lever that is pulled is in the
+audit log, with what each engine said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from app.adapters.erasure import EnginesSilentError, LetGo
+from app.adapters.service import find_adapter, find_version
+from app.adapters.states import ACTIVE, ARCHIVED, DEPRECATED, VALIDATED
+from app.audit.trail import AuditTrail
+from app.context import AppContext
+from app.db import tenant_scope
+from app.errors import ConflictError, UnavailableError
+from app.tables import AdapterVersion
+from engine.messages import AdapterAck, AdapterRef, AdapterReport, Lever, ResidencyState
+from engine.transport.errors import QueueUnavailableError
+from engine.transport.levers import EngineLevers, Order
+
+LET_GO_TIMEOUT_S = 10.0
+LOADABLE = (VALIDATED, ACTIVE, DEPRECATED, ARCHIVED)
+
+_ACTIONS = {
+    Lever.PRELOAD: "version.preloaded",
+    Lever.PIN: "version.pinned",
+    Lever.EVICT: "version.evicted",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """A lever that was pulled. `said`: by engine; who is missing has not answered in time."""
+
+    version: AdapterVersion
+    lever: Lever
+    order: Order
+    said: Mapping[str, AdapterAck]
+
+    def shown(self) -> dict[str, Any]:
+        """For the audit log."""
+        return {
+            "version": f"v{self.version.number}",
+            "digest": self.version.digest,
+            "engines": {
+                engine_id: self.said[engine_id].outcome.value if engine_id in self.said else None
+                for engine_id in self.order.engine_ids
+            },
+        }
+
+
+async def reports_on(
+    context: AppContext, tenant_id: str, adapter: str, version: str
+) -> tuple[AdapterVersion, list[AdapterReport], list[str]]:
+    """The version, what engines that have anything of it say, and the engines that live."""
+    async with context.database.session() as session:
+        found = await _find(session, tenant_id, adapter, version)
+    try:
+        reports = await context.levers.reports(tenant_id, found.digest)
+        return found, reports, await context.levers.live_engines()
+    except QueueUnavailableError as error:
+        raise UnavailableError(internal=str(error)) from error
+
+
+async def pull_lever(
+    context: AppContext,
+    tenant_id: str,
+    adapter: str,
+    version: str,
+    lever: Lever,
+    trail: AuditTrail,
+    *,
+    replicas: int | None = None,
+    until_s: float = 0.0,
+    wait_s: float,
+) -> Pulled:
+    """Have `replicas` engines (None: all that live) do something with a version.
+
+    Raises NotFoundError, ConflictError (`version_not_active`) or UnavailableError.
+    """
+    async with context.database.session() as session:
+        found = await _find(session, tenant_id, adapter, version)
+    if lever is not Lever.EVICT and found.state not in LOADABLE:
+        raise ConflictError(
+            f"v{found.number} is {found.state}: no engine may load it.",
+            code="version_not_active",
+            param="version",
+        )
+    levers = context.levers
+    try:
+        engine_ids = await _choose(levers, tenant_id, found.digest, replicas)
+        order = await levers.give(lever, adapter_ref(found), engine_ids, until_s=until_s)
+        pulled = Pulled(found, lever, order, await levers.answers(order, wait_s))
+    except QueueUnavailableError as error:
+        raise UnavailableError(internal=str(error)) from error
+    async with context.database.session() as session:
+        await tenant_scope(session, tenant_id)
+        await trail.record(
+            session, tenant_id, _ACTIONS[lever], found.id, after=pulled.shown()
+        )
+        await session.commit()
+    return pulled
+
+
+def adapter_ref(version: AdapterVersion) -> AdapterRef:
+    """What engines know a version by."""
+    return AdapterRef(
+        tenant_id=version.tenant_id,
+        digest=version.digest,
+        locator=version.locator,
+        certificate=(version.certificate or {}).get("certificate", ""),
+    )
+
+
+class QueueEngines:
+    """`app.adapters.erasure.Engines`, through the queue."""
+
+    def __init__(self, levers: EngineLevers, *, timeout_s: float = LET_GO_TIMEOUT_S) -> None:
+        self._levers = levers
+        self._timeout_s = timeout_s
+
+    async def let_go(self, tenant_id: str, digest: str) -> list[LetGo]:
+        """Raises EnginesSilentError, or QueueUnavailableError."""
+        adapter = AdapterRef(tenant_id=tenant_id, digest=digest, locator="")
+        engine_ids = await self._levers.live_engines()
+        order = await self._levers.give(Lever.LET_GO, adapter, engine_ids)
+        said = await self._levers.answers(order, self._timeout_s)
+        silent = {*order.engine_ids} - said.keys()
+        silent &= {*await self._levers.live_engines()}
+        if silent:
+            raise EnginesSilentError(", ".join(sorted(silent)))
+        return [LetGo(each.engine_id, each.num_aborted) for each in said.values()]
+
+
+async def _find(
+    session: AsyncSession, tenant_id: str, adapter: str, version: str
+) -> AdapterVersion:
+    await tenant_scope(session, tenant_id)
+    row = await find_adapter(session, tenant_id, adapter)
+    return await find_version(session, tenant_id, row, version)
+
+
+async def _choose(
+    levers: EngineLevers, tenant_id: str, digest: str, replicas: int | None
+) -> Collection[str]:
+    """So many engines, those first that have it."""
+    live = await levers.live_engines()
+    if replicas is None or replicas >= len(live):
+        return live
+    reports = await levers.reports(tenant_id, digest)
+    ready = [each.engine_id for each in reports if each.state is ResidencyState.READY]
+    others = [engine_id for engine_id in live if engine_id not in ready]
+    return [*ready, *others][:replicas]
