@@ -1,6 +1,6 @@
 -- Where are these requests, and which engines live?
 -- ARGV: generation to set where there is none, request *
--- Returns {generation, live engines, dead engines, one letter per request, requests in the queue}.
+-- Returns {generation and server, live engines, dead engines, one letter per request, requests in the queue}.
 -- q queued, x was queued until its deadline passed, l leased to a live engine, d leased to a dead
 -- one, h handed over by one that drains, u unknown (finished, or this server lost its data).
 redis.call('SET', key('generation'), ARGV[1], 'NX')
@@ -19,5 +19,7 @@ for i = 2, #ARGV do
     states[#states + 1] = not body[1] and 'u' or body[2] and 'x' or 'q'
   end
 end
-return {redis.call('GET', key('generation')), live, dead, table.concat(states),
+-- A replica that took over may lack what was written last: what another server has is not the same.
+local server = string.match(redis.call('INFO', 'server'), 'run_id:(%x+)') or ''
+return {redis.call('GET', key('generation')) .. '@' .. server, live, dead, table.concat(states),
   tonumber(redis.call('GET', key('num_queued')) or 0)}
