@@ -21,6 +21,7 @@ from app.adapters.version_endpoints import How, version_router
 from app.audit.trail import Trail
 from app.bodies import Deleted
 from app.context import AppContext, get_context
+from app.idempotency.once import Once
 from app.pages import Page, Paging
 
 Context = Annotated[AppContext, Depends(get_context)]
@@ -30,12 +31,12 @@ router = APIRouter(prefix="/adapters")
 
 @router.post("", status_code=201)
 async def create_adapter(
-    body: AdapterCreate, owned: OwnedSession, context: Context, trail: Trail
+    body: AdapterCreate, owned: OwnedSession, context: Context, trail: Trail, once: Once
 ) -> AdapterView:
     adapter = await service.create_adapter(
         owned.session, owned.tenant_id, body, context.base, trail
     )
-    return AdapterView.of(adapter, {})
+    return await once.keep(AdapterView.of(adapter, {}))
 
 
 @router.get("")

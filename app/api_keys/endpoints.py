@@ -19,6 +19,7 @@ from app.auth import Principal, require_keys_write, require_operator
 from app.bodies import Deleted
 from app.context import AppContext, get_context
 from app.db import tenant_scope
+from app.idempotency.once import Once
 from app.pages import Page, Paging
 from app.session import RequestSession
 from app.tenants.service import find_tenant
@@ -58,9 +59,12 @@ router = APIRouter(prefix="/keys")
 
 
 @router.post("", status_code=201)
-async def create_key(body: KeyCreate, asking: Asked, context: Context) -> KeyCreated:
+async def create_key(
+    body: KeyCreate, asking: Asked, context: Context, once: Once
+) -> KeyCreated:
     pepper = context.settings.key_peppers[0]
-    return KeyCreated.with_secret(*await service.create_key(asking, body, pepper=pepper))
+    created = await service.create_key(asking, body, pepper=pepper)
+    return await once.keep(KeyCreated.with_secret(*created))
 
 
 @router.get("")
@@ -76,12 +80,12 @@ async def get_key(key: str, asking: Asked) -> KeyView:
 
 @router.post("/{key}/rotate", status_code=201)
 async def rotate_key(
-    key: str, asking: Asked, context: Context, body: KeyRotate | None = None
+    key: str, asking: Asked, context: Context, once: Once, body: KeyRotate | None = None
 ) -> KeyCreated:
     pepper = context.settings.key_peppers[0]
     overlap_s = (body or KeyRotate()).overlap_s
     rotated = await service.rotate_key(asking, key, overlap_s=overlap_s, pepper=pepper)
-    return KeyCreated.with_secret(*rotated)
+    return await once.keep(KeyCreated.with_secret(*rotated))
 
 
 @router.post("/{key}/disable")

@@ -13,6 +13,7 @@ from app.batches.schemas import BatchCreate, BatchView
 from app.context import AppContext, get_context
 from app.db import tenant_scope
 from app.files.service import vault_of
+from app.idempotency.once import Once
 from app.pages import MAX_PAGE, Page, PageQuery
 from app.session import RequestSession
 
@@ -26,11 +27,15 @@ Limit = Annotated[int, Query(ge=1, le=MAX_PAGE)]
 
 @router.post("")
 async def create_batch(
-    body: BatchCreate, principal: InferencePrincipal, session: RequestSession, context: Context
+    body: BatchCreate,
+    principal: InferencePrincipal,
+    session: RequestSession,
+    context: Context,
+    once: Once,
 ) -> BatchView:
     vault = vault_of(context)
     batch = await service.create_batch(session, vault, principal, body, context.now())
-    return BatchView.of(batch)
+    return await once.keep(BatchView.of(batch))
 
 
 @router.get("")

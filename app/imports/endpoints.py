@@ -16,6 +16,7 @@ from app.adapters.tenancy import OwnedSession, TenantId, operator_for_tenant, te
 from app.audit.trail import Trail
 from app.context import AppContext, get_context
 from app.db import tenant_scope
+from app.idempotency.once import Once
 from app.imports import service
 from app.imports.events import import_events
 from app.imports.repository import ImportRepository
@@ -29,12 +30,17 @@ router = APIRouter(prefix="/adapters/{adapter}/imports")
 
 @router.post("", status_code=202)
 async def create_import(
-    adapter: str, body: ImportCreate, owned: OwnedSession, context: Context, trail: Trail
+    adapter: str,
+    body: ImportCreate,
+    owned: OwnedSession,
+    context: Context,
+    trail: Trail,
+    once: Once,
 ) -> ImportView:
     job = await service.create_import(
         owned.session, owned.tenant_id, adapter, body, context.settings, trail
     )
-    return ImportView.of(job)
+    return await once.keep(ImportView.of(job))
 
 
 @router.get("")

@@ -13,6 +13,7 @@ from app.audit.trail import Trail
 from app.auth import require_operator
 from app.bodies import Deleted
 from app.context import AppContext, get_context
+from app.idempotency.once import Once
 from app.pages import Page, Paging
 from app.plans import service
 from app.plans.assignment import find_plan
@@ -37,8 +38,10 @@ limits = APIRouter(prefix="/tenants/{tenant}", dependencies=[Depends(require_ope
 
 
 @plans.post("", status_code=201)
-async def create_plan(body: PlanCreate, session: RequestSession, trail: Trail) -> PlanView:
-    return PlanView.of(await service.create_plan(session, body, trail))
+async def create_plan(
+    body: PlanCreate, session: RequestSession, trail: Trail, once: Once
+) -> PlanView:
+    return await once.keep(PlanView.of(await service.create_plan(session, body, trail)))
 
 
 @plans.get("")

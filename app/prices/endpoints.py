@@ -10,6 +10,7 @@ from app.audit.trail import Trail
 from app.auth import require_operator
 from app.bodies import Deleted
 from app.context import AppContext, get_context
+from app.idempotency.once import Once
 from app.pages import Page, Paging
 from app.prices import service
 from app.prices.schemas import PriceCreate, PriceView
@@ -22,10 +23,10 @@ router = APIRouter(prefix="/prices", dependencies=[Depends(require_operator)])
 
 @router.post("", status_code=201)
 async def create_price(
-    body: PriceCreate, session: RequestSession, context: Context, trail: Trail
+    body: PriceCreate, session: RequestSession, context: Context, trail: Trail, once: Once
 ) -> PriceView:
     price = await service.create_price(session, body, context.base.model_id, trail)
-    return PriceView.of(price)
+    return await once.keep(PriceView.of(price))
 
 
 @router.get("")

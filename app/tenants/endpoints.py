@@ -10,6 +10,7 @@ from app.audit.trail import Trail
 from app.auth import require_operator
 from app.context import AppContext, get_context
 from app.etags import IfMatch
+from app.idempotency.once import Once
 from app.pages import Page, Paging
 from app.session import RequestSession
 from app.tenants import service
@@ -20,8 +21,10 @@ Context = Annotated[AppContext, Depends(get_context)]
 
 
 @router.post("", status_code=201)
-async def create_tenant(body: TenantCreate, session: RequestSession, trail: Trail) -> TenantView:
-    return TenantView.of(await service.create_tenant(session, body, trail))
+async def create_tenant(
+    body: TenantCreate, session: RequestSession, trail: Trail, once: Once
+) -> TenantView:
+    return await once.keep(TenantView.of(await service.create_tenant(session, body, trail)))
 
 
 @router.get("")

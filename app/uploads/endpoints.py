@@ -21,6 +21,7 @@ from app.adapters.tenancy import (
 )
 from app.audit.trail import Trail
 from app.context import AppContext, get_context
+from app.idempotency.once import Once
 from app.pages import Page, Paging
 from app.uploads import service
 from app.uploads.completing import complete_upload
@@ -45,11 +46,12 @@ async def create_upload(
     owned: OwnedSession,
     context: Context,
     trail: Trail,
+    once: Once,
 ) -> UploadView:
     upload = await service.create_upload(
         owned.session, owned.tenant_id, adapter, body, context.settings, trail
     )
-    return UploadView.of(upload, [], _url(request, upload))
+    return await once.keep(UploadView.of(upload, [], _url(request, upload)))
 
 
 @router.get("")
