@@ -9,10 +9,10 @@ from engine.transport.sentinel import SentinelUrl, names_sentinels
 
 
 def test_url_names_sentinels_service_and_the_primarys_password() -> None:
-    url = "redis+sentinel://me:p%40ss@a:1,b,[::1]:3/tenfold/2?sentinel_password=s&socket_timeout=9"
+    url = "redis+sentinel://me:p%40ss@a:1,b,c.example:3/tenfold/2?sentinel_password=s&socket_timeout=9"
     parsed = SentinelUrl.parse(url)
     assert names_sentinels(url) and not names_sentinels("redis://a:1/0")
-    assert parsed.addresses == (("a", 1), ("b", 26379), ("::1", 3))
+    assert parsed.addresses == (("a", 1), ("b", 26379), ("c.example", 3))
     assert (parsed.service, parsed.is_tls) == ("tenfold", False)
     assert parsed.options == {"username": "me", "password": "p@ss", "db": 2, "socket_timeout": 9.0}
     assert parsed.sentinel_options == {"password": "s"}
