@@ -7,6 +7,7 @@
     ├── NotFoundError               404 absent, or another tenant's: the same bytes
     ├── ModelNotFoundError          404 the same for `model`
     ├── ConflictError               409 admin routes only; told not to retry
+    ├── PreconditionFailedError     412 the object is not in the state that `If-Match` named
     ├── PayloadTooLargeError        413
     ├── UnsupportedMediaTypeError   415
     ├── UnprocessableError          422 admin routes only; told not to retry
@@ -115,6 +116,13 @@ class ConflictError(ApiError):
     ) -> None:
         super().__init__(
             409, code, "conflict", message, param=param, headers=NO_RETRY, details=details
+        )
+
+
+class PreconditionFailedError(ApiError):
+    def __init__(self, message: str, *, code: str, details: Mapping[str, Any]) -> None:
+        super().__init__(
+            412, code, "conflict", message, param="if-match", headers=NO_RETRY, details=details
         )
 
 

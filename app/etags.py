@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 from fastapi import Header
 
-from app.errors import ConflictError
+from app.errors import PreconditionFailedError
 
 NUM_DIGITS = 32
 
@@ -27,12 +27,13 @@ def etag_of(shown: Mapping[str, Any]) -> str:
 
 
 def check_etag(current: str, if_match: str | None) -> None:
-    """Raises ConflictError (`etag_mismatch`) where `if_match` names other states than `current`."""
+    """Raises PreconditionFailedError (`etag_mismatch`) where `if_match` names no state that is
+    `current`."""
     if if_match is None or if_match.strip() == "*":
         return
     wanted = {part.strip().removeprefix("W/").strip('"') for part in if_match.split(",")}
     if current not in wanted:
-        raise ConflictError(
+        raise PreconditionFailedError(
             "The object has changed since you read it. Read it again.",
             code="etag_mismatch",
             details={"etag": current},

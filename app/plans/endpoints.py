@@ -13,6 +13,7 @@ from app.audit.trail import Trail
 from app.auth import require_operator
 from app.bodies import Deleted
 from app.context import AppContext, get_context
+from app.etags import IfMatch
 from app.idempotency.once import Once
 from app.pages import Page, Paging
 from app.plans import service
@@ -56,13 +57,17 @@ async def get_plan(plan: str, session: RequestSession) -> PlanView:
 
 
 @plans.put("/{plan}")
-async def put_plan(plan: str, body: PlanPut, session: RequestSession, trail: Trail) -> PlanView:
-    return PlanView.of(await service.put_plan(session, plan, body, trail))
+async def put_plan(
+    plan: str, body: PlanPut, session: RequestSession, trail: Trail, if_match: IfMatch = None
+) -> PlanView:
+    return PlanView.of(await service.put_plan(session, plan, body, if_match, trail))
 
 
 @plans.delete("/{plan}")
-async def delete_plan(plan: str, session: RequestSession, trail: Trail) -> Deleted:
-    deleted = await service.delete_plan(session, plan, trail)
+async def delete_plan(
+    plan: str, session: RequestSession, trail: Trail, if_match: IfMatch = None
+) -> Deleted:
+    deleted = await service.delete_plan(session, plan, if_match, trail)
     return Deleted(id=deleted.id, object="plan")
 
 
@@ -81,8 +86,11 @@ async def put_tenant_limits(
     context: Context,
     trail: Trail,
     dry_run: DryRun = False,
+    if_match: IfMatch = None,
 ) -> TenantLimitsView:
-    shown = await service.put_tenant_limits(session, tenant, body, context.settings, trail)
+    shown = await service.put_tenant_limits(
+        session, tenant, body, if_match, context.settings, trail
+    )
     if dry_run:
         await session.rollback()
     return shown
@@ -96,8 +104,11 @@ async def put_tenant_plan(
     context: Context,
     trail: Trail,
     dry_run: DryRun = False,
+    if_match: IfMatch = None,
 ) -> TenantLimitsView:
-    shown = await service.put_tenant_plan(session, tenant, body.plan, context.settings, trail)
+    shown = await service.put_tenant_plan(
+        session, tenant, body.plan, if_match, context.settings, trail
+    )
     if dry_run:
         await session.rollback()
     return shown

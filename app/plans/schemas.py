@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, Field
 
 from app.bodies import Body, Timestamp
+from app.etags import etag_of
 from app.plans.limits import Limit, Mode, Scope, Terms
 from app.tables import Plan
 from app.uploads.quotas import QuotaInForce
@@ -84,10 +85,11 @@ class PlanView(BaseModel):
     reserved_share: float | None
     allows_priority: bool | None
     created: Timestamp
+    etag: str
 
     @classmethod
     def of(cls, plan: Plan) -> Self:
-        return cls(
+        view = cls(
             id=plan.id,
             name=plan.name,
             limits=plan.limits,
@@ -95,7 +97,9 @@ class PlanView(BaseModel):
             reserved_share=plan.reserved_share,
             allows_priority=plan.allows_priority,
             created=plan.created_at,
+            etag="",
         )
+        return view.model_copy(update={"etag": etag_of(view.model_dump(mode="json"))})
 
 
 class TenantLimitsPut(PlanPut):
@@ -156,6 +160,7 @@ class TenantLimitsView(LimitsView):
     reserved_share: float
     allows_priority: bool
     quotas: list[QuotaView]
+    etag: str
 
     @classmethod
     def of(
@@ -165,7 +170,7 @@ class TenantLimitsView(LimitsView):
         terms: Terms,
         quotas: Iterable[QuotaInForce],
     ) -> Self:
-        return cls(
+        view = cls(
             limits=stored,
             in_force=[LimitView.of(each) for each in terms.limits],
             plan=None if plan is None else plan.name,
@@ -176,4 +181,6 @@ class TenantLimitsView(LimitsView):
                 QuotaView(quota=each.quota, limit=each.limit, source=each.source)
                 for each in quotas
             ],
+            etag="",
         )
+        return view.model_copy(update={"etag": etag_of(view.model_dump(mode="json"))})

@@ -15,6 +15,7 @@ from app.api_keys.service import Asking
 from app.audit.trail import AuditTrail
 from app.db import operator_scope
 from app.errors import ConflictError, UnprocessableError
+from app.etags import check_etag
 from app.ids import new_id
 from app.plans.assignment import check_shares, find_plan, lock_shares
 from app.plans.repository import PlanRepository, plan_of, share_limits
@@ -56,14 +57,18 @@ async def list_plans(session: AsyncSession, after: str | None, limit: int) -> li
     return await PlanRepository(session).list_page(after, limit)
 
 
-async def put_plan(session: AsyncSession, name: str, body: PlanPut, trail: AuditTrail) -> Plan:
+async def put_plan(
+    session: AsyncSession, name: str, body: PlanPut, if_match: str | None, trail: AuditTrail
+) -> Plan:
     """Replace what the plan says, for all its tenants at once.
 
-    Raises ConflictError (`share_exceeded`), as everything here that changes a reserved share.
+    Raises ConflictError (`share_exceeded`), as everything here that changes a reserved share, and
+    as `check_etag`.
     """
     await lock_shares(session)
     plan = await find_plan(session, name)
     before = PlanView.of(plan)
+    check_etag(before.etag, if_match)
     _assign(plan, body)
     await session.flush()
     await check_shares(session)
@@ -73,13 +78,18 @@ async def put_plan(session: AsyncSession, name: str, body: PlanPut, trail: Audit
     return plan
 
 
-async def delete_plan(session: AsyncSession, name: str, trail: AuditTrail) -> Plan:
-    """Raises ConflictError while a tenant is on it."""
+async def delete_plan(
+    session: AsyncSession, name: str, if_match: str | None, trail: AuditTrail
+) -> Plan:
+    """Raises ConflictError while a tenant is on it, and as `check_etag`."""
+    await lock_shares(session)
     plan = await find_plan(session, name)
+    before = PlanView.of(plan)
+    check_etag(before.etag, if_match)
     if await PlanRepository(session).is_used(plan.id):
         raise ConflictError("Tenants are on this plan.", code="plan_in_use", param="plan")
     await PlanRepository(session).remove(plan.id)
-    await trail.record_for_fleet(session, "plan.deleted", plan.id, before=PlanView.of(plan))
+    await trail.record_for_fleet(session, "plan.deleted", plan.id, before=before)
     return plan
 
 
@@ -96,11 +106,17 @@ async def show_tenant(
 
 
 async def put_tenant_plan(
-    session: AsyncSession, reference: str, name: str | None, settings: Settings, trail: AuditTrail
+    session: AsyncSession,
+    reference: str,
+    name: str | None,
+    if_match: str | None,
+    settings: Settings,
+    trail: AuditTrail,
 ) -> TenantLimitsView:
-    """Raises NotFoundError where there is no such tenant or plan."""
+    """Raises NotFoundError where there is no such tenant or plan; and as `check_etag`."""
     await lock_shares(session)
     before = await show_tenant(session, reference, settings)
+    check_etag(before.etag, if_match)
     plan = None if name is None else await find_plan(session, name)
     tenant = await find_tenant(session, reference)
     tenant.plan_id = None if plan is None else plan.id
@@ -111,12 +127,14 @@ async def put_tenant_limits(
     session: AsyncSession,
     reference: str,
     body: TenantLimitsPut,
+    if_match: str | None,
     settings: Settings,
     trail: AuditTrail,
 ) -> TenantLimitsView:
-    """Replace what the tenant has of its own."""
+    """Replace what the tenant has of its own. Raises as `check_etag` too."""
     await lock_shares(session)
     before = await show_tenant(session, reference, settings)
+    check_etag(before.etag, if_match)
     tenant = await find_tenant(session, reference)
     _assign(tenant, body)
     # For processes from before there was `limits`, while the last of them are replaced.

@@ -89,7 +89,7 @@ async def change_tenant(
     if_match: str | None,
     trail: AuditTrail,
 ) -> Tenant:
-    """Raises NotFoundError, or ConflictError (`etag_mismatch`, `name_conflict`)."""
+    """Raises NotFoundError, ConflictError (`name_conflict`), or as `check_etag`."""
     tenant = await _lock_tenant(session, reference)
     before = TenantView.of(tenant)
     check_etag(before.etag, if_match)

@@ -80,7 +80,7 @@ def test_operator_changes_a_tenant_rotates_a_key_and_verifies_the_log(run: Comma
     changed = done("tenant", "set", "acme", "--external-id", "crm-1", "--if-match", etag)
     assert changed["external_id"] == "crm-1" and changed["data_policy"]["retention_days"] == 30
     assert (
-        "409 etag_mismatch"
+        "412 etag_mismatch"
         in run("tenant", "set", "acme", "--all-bases", "--if-match", etag).stderr
     )
     assert done("tenant", "suspend", "acme")["status"] == "suspended"

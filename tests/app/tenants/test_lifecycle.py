@@ -63,7 +63,7 @@ async def test_a_change_meant_for_another_state_is_refused(
 
     first, late = await change("one", f'"{etag}"'), await change("two", etag)
     assert first.status_code == 200
-    assert (late.status_code, late.json()["error"]["code"]) == (409, "etag_mismatch")
+    assert (late.status_code, late.json()["error"]["code"]) == (412, "etag_mismatch")
     assert late.json()["error"]["etag"] == first.json()["etag"]
     assert late.headers["x-should-retry"] == "false"
     assert (await change("three", "*")).status_code == 200
