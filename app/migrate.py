@@ -2,7 +2,8 @@
 
 Knows nothing of the tables. Invariant: it runs as the database's owner, which the application
 itself never does. Blocking: in a coroutine, call it from a thread. With `TENFOLD_MIGRATION_WAIT_S`
-in the environment it waits so long for a server that is being started.
+in the environment it waits so long for a server that is being started; with
+`TENFOLD_WORKER_PASSWORD` it gives that password to the workers' role.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ log = structlog.get_logger()
 
 CONNECT_TIMEOUT_S = 5.0
 RETRY_S = 0.5
+_ALTER_WORKER = "SELECT format('ALTER ROLE tenfold_worker PASSWORD %L', $1::text)"
 # What a server that is being started says, or what is said in its stead.
 _NOT_YET = (
     OSError,
@@ -69,11 +71,23 @@ async def wait_for_database(url: str, timeout_s: float) -> None:
             await asyncio.sleep(RETRY_S)
 
 
+async def set_worker_password(owner_url: str, password: str) -> None:
+    """Of a role that migration 0009 made without one."""
+    connection = await connect(owner_url, timeout_s=CONNECT_TIMEOUT_S)
+    try:
+        # A statement of this kind takes no parameters: Postgres itself quotes what goes into it.
+        await connection.execute(await connection.fetchval(_ALTER_WORKER, password))
+    finally:
+        await connection.close()
+
+
 def main() -> None:
     configure_logging("migrate")
     owner_url = os.environ["TENFOLD_OWNER_DATABASE_URL"]
     asyncio.run(wait_for_database(owner_url, float(os.environ.get("TENFOLD_MIGRATION_WAIT_S", 0))))
     migrate(owner_url)
+    if password := os.environ.get("TENFOLD_WORKER_PASSWORD"):
+        asyncio.run(set_worker_password(owner_url, password))
     log.info("registry_migrated")
 
 

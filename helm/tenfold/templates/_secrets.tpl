@@ -61,36 +61,41 @@ initContainer
 {{- end -}}
 {{- end -}}
 
-{{/* Environment of whatever connects to Postgres. Takes root, role: app or owner. */}}
+{{/* Environment of whatever connects to Postgres. Takes root, role: app, worker or owner. */}}
 {{- define "tenfold.databaseEnv" -}}
 {{- $values := .root.Values -}}
 {{- $isOwner := eq .role "owner" -}}
 {{- $variable := ternary "TENFOLD_OWNER_DATABASE_URL" "TENFOLD_DATABASE_URL" $isOwner -}}
+{{- $user := get (dict "app" "tenfold_app" "worker" "tenfold_worker" "owner" "postgres") .role -}}
+{{- $passwordKey := get (dict "app" "postgres-app-password" "worker" "postgres-worker-password" "owner" "postgres-password") .role -}}
 {{- if $values.postgresql.enabled }}
 - name: DATABASE_PASSWORD
   valueFrom:
     secretKeyRef:
       name: {{ include "tenfold.ownSecret" .root }}
-      key: {{ ternary "postgres-password" "postgres-app-password" $isOwner }}
+      key: {{ $passwordKey }}
 - name: {{ $variable }}
-  value: postgresql+asyncpg://{{ ternary "postgres" "tenfold_app" $isOwner }}:$(DATABASE_PASSWORD)@{{ include "tenfold.name" (dict "root" .root "component" "postgres") }}:5432/tenfold
+  value: postgresql+asyncpg://{{ $user }}:$(DATABASE_PASSWORD)@{{ include "tenfold.name" (dict "root" .root "component" "postgres") }}:5432/tenfold
 {{- else }}
 {{- $secret := include "tenfold.secretName" (dict "root" .root "own" false "existing" $values.database.existingSecret "what" "database") }}
 {{- $parts := $values.database.parts }}
+{{- $users := dict "app" $parts.user "worker" (default $parts.user $parts.workerUser) "owner" $parts.ownerUser }}
+{{- $passwords := dict "app" $parts.passwordKey "worker" (default $parts.passwordKey $parts.workerPasswordKey) "owner" $parts.ownerPasswordKey }}
+{{- $urls := dict "app" $values.database.urlKey "worker" (default $values.database.urlKey $values.database.workerUrlKey) "owner" $values.database.ownerUrlKey }}
 {{- if $parts.host }}
 - name: DATABASE_PASSWORD
   valueFrom:
     secretKeyRef:
       name: {{ $secret }}
-      key: {{ ternary $parts.ownerPasswordKey $parts.passwordKey $isOwner }}
+      key: {{ get $passwords .role }}
 - name: {{ $variable }}
-  value: postgresql+asyncpg://{{ ternary $parts.ownerUser $parts.user $isOwner }}:$(DATABASE_PASSWORD)@{{ $parts.host }}:{{ $parts.port }}/{{ $parts.name }}
+  value: postgresql+asyncpg://{{ get $users .role }}:$(DATABASE_PASSWORD)@{{ $parts.host }}:{{ $parts.port }}/{{ $parts.name }}
 {{- else }}
 - name: {{ $variable }}
   valueFrom:
     secretKeyRef:
       name: {{ $secret }}
-      key: {{ ternary $values.database.ownerUrlKey $values.database.urlKey $isOwner }}
+      key: {{ get $urls .role }}
 {{- end }}
 {{- with $values.database.sslMode }}
 - name: PGSSLMODE
@@ -150,7 +155,7 @@ initContainer
 {{- if not .Values.queueSecret.existingSecret -}}{{- $keys = append $keys .Values.queueSecret.key -}}{{- end -}}
 {{- if not .Values.envelopeKeys.existingSecret -}}{{- $keys = append $keys .Values.envelopeKeys.key -}}{{- end -}}
 {{- end -}}
-{{- if .Values.postgresql.enabled -}}{{- $keys = concat $keys (list "postgres-password" "postgres-app-password") -}}{{- end -}}
+{{- if .Values.postgresql.enabled -}}{{- $keys = concat $keys (list "postgres-password" "postgres-app-password" "postgres-worker-password") -}}{{- end -}}
 {{- if .Values.valkey.enabled -}}{{- $keys = append $keys "valkey-password" -}}{{- end -}}
 {{- toJson $keys -}}
 {{- end -}}
