@@ -1,0 +1,67 @@
+"""A tenant with an adapter of several versions, and a stub engine with a real loop.
+
+Knows nothing of what is tried. The engine's model is a hash of prefix and adapter, so that an
+answer tells which digest made it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from lora.base_spec import BaseSpec
+from tests.builders.adapter_files import adapter_files
+from tests.builders.operator import Operator, Tenant
+from tests.builders.stub_loop import StubLoop
+
+BOT = "/tenants/acme/adapters/bot"
+Version = dict[str, Any]
+Push = Callable[[int], Awaitable[Version]]
+Ask = Callable[..., Awaitable[httpx.Response]]
+
+
+@pytest.fixture
+async def acme(operator: Operator) -> Tenant:
+    tenant = await operator.new_tenant("acme")
+    await operator.new_adapter("acme", "bot")
+    return tenant
+
+
+@pytest.fixture
+def push(operator: Operator, acme: Tenant, tiny_base: BaseSpec) -> Push:
+    """Upload a version whose bytes are the seed's, and let the worker verify it."""
+
+    async def push(seed: int) -> Version:
+        return await operator.push("acme", "bot", adapter_files(tiny_base, rank=1, seed=seed))
+
+    return push
+
+
+@pytest.fixture
+async def versions(push: Push) -> list[Version]:
+    """v1, v2 and v3, all active; `prod` is v1."""
+    return [await push(seed) for seed in (1, 2, 3)]
+
+
+@pytest.fixture
+def engine(redis_url: str, tiny_base: BaseSpec) -> Iterator[StubLoop]:
+    with StubLoop(redis_url, tiny_base, step_s=0.002) as running:
+        yield running
+
+
+@pytest.fixture
+def ask(api: httpx.AsyncClient, acme: Tenant) -> Ask:
+    """A completion of a few tokens; `fields` go with it."""
+
+    async def ask(model: str = "bot", **fields: Any) -> httpx.Response:
+        body = {"model": model, "prompt": "Hello", "max_tokens": 4, "temperature": 0, **fields}
+        return await api.post("/v1/completions", json=body, headers=acme.headers)
+
+    return ask
+
+
+def code(response: httpx.Response) -> tuple[int, str]:
+    return response.status_code, response.json()["error"]["code"]
