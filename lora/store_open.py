@@ -76,10 +76,11 @@ def open_objects(url: str, **options: Any) -> ObjectStore:
             f"adapter store {url!r}: a folder, file:///..., s3://, gs:// or az:// is expected"
         )
     client_options = {"connect_timeout": CONNECT_TIMEOUT, "timeout": REQUEST_TIMEOUT}
+    retry_config = {"max_retries": MAX_RETRIES, "retry_timeout": RETRY_TIMEOUT}
     return from_url(
         url,
         client_options={**client_options, **options.pop("client_options", {})},
-        retry_config={"max_retries": MAX_RETRIES, "retry_timeout": RETRY_TIMEOUT},
+        retry_config={**retry_config, **options.pop("retry_config", {})},
         **options,
     )
 

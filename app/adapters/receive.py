@@ -72,7 +72,7 @@ async def pump(
             async with asyncio.timeout(STALL_TIMEOUT_S):
                 chunk = await anext(stream, None)
         except TimeoutError as error:
-            raise _too_slow() from error
+            raise too_slow() from error
         if chunk is None:
             break
         num_bytes += len(chunk)
@@ -80,7 +80,7 @@ async def pump(
             raise too_long()
         elapsed_s = time.monotonic() - started_at
         if num_bytes < MIN_BYTES_PER_S * (elapsed_s - STALL_TIMEOUT_S):
-            raise _too_slow()
+            raise too_slow()
         pending += chunk
         if len(pending) >= CHUNK_BYTES:
             await asyncio.to_thread(feed, bytes(pending))
@@ -109,7 +109,7 @@ def too_large(max_bytes: int, param: str | None = None) -> ApiError:
     )
 
 
-def _too_slow() -> ApiError:
+def too_slow() -> ApiError:
     return ApiError(
         408,
         "upload_too_slow",

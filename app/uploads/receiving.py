@@ -12,6 +12,7 @@ import hashlib
 import re
 from pathlib import Path
 
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from app.adapters.intake import staging
@@ -21,6 +22,7 @@ from app.adapters.receive import (
     pump,
     refuse_encoding,
     too_large,
+    too_slow,
 )
 from app.adapters.storage_errors import storage_errors
 from app.context import AppContext
@@ -113,7 +115,10 @@ async def _receive(request: Request, target: Path, part: Part) -> str:
             sha256.update(chunk)
             sink.write(chunk)
 
-        num_bytes = await pump(request, keep, part.num_bytes, lambda: _wrong_length(part))
+        try:
+            num_bytes = await pump(request, keep, part.num_bytes, lambda: _wrong_length(part))
+        except HTTPException as error:  # `app.body_timeout`: the only one that a body meets
+            raise too_slow() from error
     if num_bytes != part.num_bytes:
         raise _wrong_length(part)
     return sha256.hexdigest()
