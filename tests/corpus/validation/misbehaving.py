@@ -1,0 +1,68 @@
+"""`python -m tests.corpus.validation.misbehaving`: a validator's child that goes astray.
+
+It is `app.adapters.values_child` with another check of the numbers: it does what the name of the
+adapter's folder says, and reports what came of it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import os
+import pickle
+import select
+import socket
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+from app.adapters.confinement import ForbiddenError
+from app.adapters.validator_child import run
+from lora.base_files import BaseFiles
+from lora.findings import Finding
+from lora.manifest import AdapterManifest
+
+
+def _spin() -> None:
+    while True:
+        pass
+
+
+ACTS: dict[str, Callable[[], object]] = {
+    "nothing": lambda: None,
+    "socket": socket.socket,
+    "resolve": lambda: socket.getaddrinfo("localhost", 80),
+    "spawn": lambda: subprocess.run(["true"], check=True),
+    "fork": os.fork,
+    "exec": lambda: os.execv("/bin/true", ["true"]),
+    "system": lambda: os.system("true"),
+    "import": lambda: importlib.import_module("tabnanny"),
+    "unpickle": lambda: pickle.loads(b"cbuiltins\nprint\n."),
+    "evaluate": lambda: eval("1 + 1"),
+    "read": lambda: Path("/etc/passwd").read_bytes(),
+    "write": lambda: Path("/tmp/written-by-a-validator").write_bytes(b""),
+    "list": lambda: os.listdir("/"),
+    "remove": lambda: os.remove("/tmp/not-there"),
+    "kill": lambda: os.kill(os.getppid(), 0),
+    "ctypes": lambda: ctypes.CDLL(None),
+    "memory": lambda: bytearray(2 << 30),
+    "spin": _spin,
+    "wait": lambda: select.select([], [], [], 600),
+    "abort": os.abort,
+    "exit": lambda: os._exit(3),
+}
+
+
+def _go_astray(
+    weights: Path, manifest: AdapterManifest, base_files: BaseFiles | None
+) -> list[Finding]:
+    act = weights.parent.name
+    try:
+        ACTS[act]()
+    except ForbiddenError as error:
+        return [Finding("forbidden", "warning", str(error))]
+    return [Finding("done", "warning", act)]
+
+
+if __name__ == "__main__":
+    run(_go_astray)

@@ -1,0 +1,93 @@
+"""`tenfold adapter check`: the whole check where an adapter was trained, without any server."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from lora.store import CONFIG_FILE, WEIGHTS_FILE
+from tests.builders.peft_models import make_adapter
+
+
+@pytest.fixture(scope="module")
+def trained(tiny_base_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("trained") / "adapter"
+    return make_adapter(
+        tiny_base_folder, folder, seed=1, r=4, use_dora=True, target_modules="all-linear"
+    )
+
+
+def check(folder: Path, base: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "app.cli", "adapter", "check", str(folder), "--base", str(base)]
+    return subprocess.run([*command, *options], capture_output=True, text=True, timeout=200)
+
+
+def copied(trained: Path, folder: Path) -> Path:
+    folder.mkdir()
+    for name in (CONFIG_FILE, WEIGHTS_FILE):
+        (folder / name).write_bytes((trained / name).read_bytes())
+    return folder
+
+
+def test_a_good_adapter_passes_with_all_of_its_modules_measured(
+    trained: Path, tiny_base_folder: Path
+) -> None:
+    done = check(trained, tiny_base_folder, "--json")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["status"] == "accepted" and report["digest"].startswith("sha256:")
+    modules = report["figures"]["modules"]
+    assert len(modules) == 7 * 3
+    assert max(each["error"] for each in modules) < 1e-3
+    assert min(report["figures"]["golden"]) > 0
+
+
+def test_in_words(trained: Path, tiny_base_folder: Path) -> None:
+    done = check(trained, tiny_base_folder)
+    assert done.returncode == 0, done.stderr
+    assert "21 modules: largest error" in done.stdout
+    assert done.stdout.splitlines()[-1].startswith("accepted sha256:")
+
+
+@pytest.mark.parametrize(
+    ("damage", "rule"),
+    [
+        ("number", "tensor_nonfinite"),
+        ("huge", "canary_nonfinite"),
+        ("config", "variant_unsupported"),
+        ("missing", "adapter_empty"),
+    ],
+)
+def test_a_bad_one_fails_with_the_rule_that_it_breaks(
+    trained: Path, tiny_base_folder: Path, tmp_path: Path, damage: str, rule: str
+) -> None:
+    folder = copied(trained, tmp_path / "adapter")
+    weights, config = folder / WEIGHTS_FILE, folder / CONFIG_FILE
+    if damage == "missing":
+        weights.unlink()
+    elif damage == "config":
+        config.write_text(json.dumps(json.loads(config.read_text()) | {"use_qalora": True}))
+    else:
+        tensors = load_file(weights)
+        for name, values in tensors.items():
+            if damage == "huge" and "lora_magnitude" in name:
+                values[:] = 1e38
+            elif damage == "number" and "lora_A" in name:
+                values[0, 0] = np.nan
+        save_file(tensors, weights)
+    done = check(folder, tiny_base_folder, "--json")
+    assert done.returncode == 1, done.stderr
+    report = json.loads(done.stdout)
+    assert report["status"] == "rejected"
+    assert rule in [each["rule"] for each in report["checks"]]
+
+
+def test_a_base_that_is_none_is_said_to_be_so(trained: Path, tmp_path: Path) -> None:
+    done = check(trained, tmp_path)
+    assert done.returncode == 2 and "config.json" in done.stderr

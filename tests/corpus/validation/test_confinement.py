@@ -1,0 +1,137 @@
+"""A validator's child can do nothing but read two files and answer, and never outlives its limits.
+
+The children of these tests do on purpose what a bug, or an attacker inside, would do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from app.adapters.validation_messages import Answer, Task
+from app.adapters.validator import STRUCTURE, Validator, ValidatorError
+from lora.limits import DEFAULT_LIMITS
+from tests.builders.adapters import TINY_BASE, lora_tensors, plain_config, write_adapter
+
+MISBEHAVING = "tests.corpus.validation.misbehaving"
+FORBIDDEN = {
+    "socket": "socket.__new__",
+    "resolve": "socket.getaddrinfo",
+    "spawn": "subprocess.Popen",
+    "fork": "os.fork",
+    "exec": "os.exec",
+    "system": "os.system",
+    "import": "import",
+    "unpickle": "pickle.find_class",
+    "evaluate": "compile",
+    "read": "open",
+    "write": "open",
+    "list": "os.listdir",
+    "remove": "os.remove",
+    "kill": "os.kill",
+    "ctypes": "ctypes.dlopen",
+}
+
+
+def task_of(folder: Path, *, cpu_s: int = 20) -> Task:
+    return Task(folder=str(folder), base=TINY_BASE, limits=DEFAULT_LIMITS, cpu_s=cpu_s)
+
+
+async def answer_to(tmp_path: Path, act: str, *, cpu_s: int = 20) -> Answer:
+    write_adapter(tmp_path / act, lora_tensors())
+    return await Validator().run(MISBEHAVING, task_of(tmp_path / act, cpu_s=cpu_s))
+
+
+@pytest.mark.parametrize(("act", "event"), FORBIDDEN.items())
+async def test_a_child_can_neither_connect_nor_start_nor_import_nor_look_around(
+    tmp_path: Path, act: str, event: str
+) -> None:
+    answer = await answer_to(tmp_path, act)
+    assert [(found.code, found.message) for found in answer.findings] == [
+        ("forbidden", f"{event} is forbidden here")
+    ]
+
+
+async def test_control_a_child_that_does_nothing_is_heard(tmp_path: Path) -> None:
+    answer = await answer_to(tmp_path, "nothing")
+    assert [(found.code, found.message) for found in answer.findings] == [("done", "nothing")]
+    assert answer.is_accepted and answer.summary is not None
+
+
+@pytest.mark.parametrize(
+    ("act", "limit"), [("memory", "memory"), ("spin", "processor time"), ("wait", "time")]
+)
+async def test_a_child_that_takes_too_much_is_ended_and_its_adapter_refused(
+    tmp_path: Path, act: str, limit: str
+) -> None:
+    began_at = time.monotonic()
+    answer = await answer_to(tmp_path, act, cpu_s=1)
+    assert [(found.code, found.severity) for found in answer.findings] == [
+        ("validation_limits_exceeded", "error")
+    ]
+    assert f"more {limit} than" in answer.findings[0].message
+    assert time.monotonic() - began_at < 30
+
+
+@pytest.mark.parametrize("act", ["exit"])
+async def test_a_child_that_ends_by_itself_is_our_own_failure(tmp_path: Path, act: str) -> None:
+    with pytest.raises(ValidatorError, match="ended with 3"):
+        await answer_to(tmp_path, act)
+
+
+async def test_nothing_of_the_parents_environment_reaches_a_child(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TENFOLD_KEY_PEPPER", "a-secret-of-the-parent")
+    write_adapter(tmp_path / "wait", lora_tensors())
+    running = asyncio.create_task(
+        Validator().run(MISBEHAVING, task_of(tmp_path / "wait", cpu_s=2))
+    )
+    child = await _child()
+    environment = child.environ()
+    assert "PATH" in environment
+    assert not [name for name in environment if name.startswith("TENFOLD_")]
+    assert (await running).findings[0].code == "validation_limits_exceeded"
+
+
+async def test_whoever_asks_no_more_leaves_no_child(tmp_path: Path) -> None:
+    write_adapter(tmp_path / "wait", lora_tensors())
+    running = asyncio.create_task(Validator().run(MISBEHAVING, task_of(tmp_path / "wait")))
+    child = await _child()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert not child.is_running()
+
+
+async def test_more_than_a_few_children_wait_for_their_turn(tmp_path: Path) -> None:
+    write_adapter(tmp_path / "adapter", lora_tensors())
+    validator, most = Validator(max_children=2), 0
+    running = [
+        asyncio.create_task(validator.run(STRUCTURE, task_of(tmp_path / "adapter")))
+        for _ in range(8)
+    ]
+    while not all(task.done() for task in running):
+        most = max(most, len(psutil.Process().children()))
+        await asyncio.sleep(0.005)
+    assert all(task.result().is_accepted for task in running)
+    assert 1 <= most <= 2
+
+
+async def test_a_pattern_that_would_take_for_ever_is_answered(tmp_path: Path) -> None:
+    """Patterns are RE2's: time is linear in what they are matched with, whatever they are."""
+    config = plain_config(target_modules=r"(.*)*(.*)*(.*)*(.*)*(.*)*(.*)*[qv]_proj$")
+    write_adapter(tmp_path / "adapter", lora_tensors(), config)
+    answer = await Validator().run(STRUCTURE, task_of(tmp_path / "adapter"))
+    assert answer.findings == () or not answer.is_accepted
+
+
+async def _child() -> psutil.Process:
+    while not (children := psutil.Process().children()):
+        await asyncio.sleep(0.005)
+    await asyncio.sleep(0.5)  # until it is what it was started as
+    return children[0]
