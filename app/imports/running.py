@@ -55,20 +55,20 @@ class Progress:
 
 
 class ImportRunner:
-    """new_trail: what an import does in the audit log, as the one who asked for it."""
+    """trail_of: where it is written down what an import did, by its id."""
 
     def __init__(
         self,
         context: IntakeContext,
         open_publisher: OpenPublisher,
-        new_trail: Callable[[Import], AuditTrail],
+        trail_of: Callable[[str], AuditTrail],
         now: Callable[[], datetime],
         *,
         heartbeat_s: float = HEARTBEAT_S,
     ) -> None:
         self._context = context
         self._open_publisher = open_publisher
-        self._new_trail = new_trail
+        self._trail_of = trail_of
         self._now = now
         self._heartbeat_s = heartbeat_s
         self._sealer = TokenSealer(context.settings.queue_secret.get_secret_value())
@@ -170,7 +170,7 @@ class ImportRunner:
                         job.adapter_id,
                         folder,
                         files,
-                        self._new_trail(job),
+                        self._trail_of(job.id),
                     )
                 return version.id
         except TimeoutError as error:

@@ -54,7 +54,7 @@ async def create_import(
             param="token",
         )
     await Quotas(session, tenant_id).take_upload(trail.at, 0)
-    job = _new_job(tenant_id, adapter.id, body, settings, trail.actor)
+    job = _new_job(tenant_id, adapter.id, body, settings)
     await ImportRepository(session, tenant_id).add(job)
     view = ImportView.of(job)
     await trail.record(session, tenant_id, "import.created", job.id, after=view)
@@ -66,7 +66,6 @@ def _new_job(
     adapter_id: str,
     body: ImportCreate,
     settings: Settings,
-    actor: str,
 ) -> Import:
     import_id = new_id("imp")
     job = Import(
@@ -75,7 +74,6 @@ def _new_job(
         adapter_id=adapter_id,
         source=body.source,
         sha256=body.sha256,
-        actor=actor,
     )
     if body.token is not None:
         sealer = TokenSealer(settings.queue_secret.get_secret_value())

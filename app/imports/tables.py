@@ -48,7 +48,6 @@ class Import(Table):
     revision: Mapped[str | None]
     sha256: Mapped[str | None]
     sealed_token: Mapped[bytes | None]
-    actor: Mapped[str]
     state: Mapped[str] = mapped_column(server_default="queued")
     bytes_done: Mapped[int] = mapped_column(BigInteger, server_default="0")
     bytes_total: Mapped[int | None] = mapped_column(BigInteger)

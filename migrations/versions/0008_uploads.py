@@ -126,7 +126,6 @@ def _create_imports() -> None:
         sa.Column("revision", sa.Text),
         sa.Column("sha256", sa.Text),
         sa.Column("sealed_token", sa.LargeBinary),
-        sa.Column("actor", sa.Text, nullable=False),
         sa.Column("state", sa.Text, server_default=sa.text("'queued'"), nullable=False),
         sa.Column("bytes_done", sa.BigInteger, server_default=sa.text("0"), nullable=False),
         sa.Column("bytes_total", sa.BigInteger),
