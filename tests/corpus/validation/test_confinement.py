@@ -27,7 +27,7 @@ FORBIDDEN = {
     "system": "os.system",
     "import": "import",
     "unpickle": "pickle.find_class",
-    "evaluate": "compile",
+    "evaluate": "exec",
     "read": "open",
     "write": "open",
     "list": "os.listdir",

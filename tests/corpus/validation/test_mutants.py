@@ -96,7 +96,7 @@ def test_every_mutant_is_refused_by_name_or_served_as_peft_does(
     pids = _pids()
     with httpx.Client(base_url=url, headers=OPERATOR, timeout=120) as admin:
         admin.post("", json={"slug": "acme"}).raise_for_status()
-        admin.put("/acme/limits", json={"uploads_per_day": None}).raise_for_status()
+        admin.put("/acme/limits", json={"limits": {"uploads_per_day": None}}).raise_for_status()
         admin.post("/acme/adapters", json={"name": "bot"}).raise_for_status()
         share = NUM_MUTANTS // NUM_CLIENTS
         with ThreadPoolExecutor(NUM_CLIENTS) as pool:
