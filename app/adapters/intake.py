@@ -177,7 +177,7 @@ async def _accept(
             change_state(existing, VERIFYING)
             existing.report = report
             await add_job(session, tenant_id, "verify", existing.id)
-        elif existing.state != VERIFYING and existing.certificate is None:
+        elif existing.state != VERIFYING:  # nothing is done where its certificate is good
             await add_job(session, tenant_id, "verify", existing.id)
         return existing, "version.sent_again"
     version = AdapterVersion(
