@@ -20,11 +20,13 @@ from app.admission import endpoints as admission
 from app.api_keys import endpoints as api_keys
 from app.audit import endpoints as audit
 from app.auth import public
+from app.batches import endpoints as batches
 from app.body_timeout import BodyTimeout
 from app.context import AppContext
 from app.draining import Drain
 from app.error_handlers import install_error_handlers
 from app.errors import UnavailableError
+from app.files import endpoints as files
 from app.events import endpoints as events
 from app.front_door import FrontDoor
 from app.metrics.api import ApiState
@@ -54,6 +56,8 @@ def create_app(context: AppContext) -> FastAPI:
         api.include_router(adapters.tenant_router, prefix=prefix)
         api.include_router(api_keys.tenant_router, prefix=prefix)
         api.include_router(usage.tenant_router, prefix=prefix)
+        api.include_router(files.router, prefix=prefix)
+        api.include_router(batches.router, prefix=prefix)
     return api
 
 

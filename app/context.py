@@ -25,6 +25,7 @@ from app.completions.tokenizer import Tokenizer
 from app.completions.turnstile import Turnstile
 from app.db import Database
 from app.draining import Drain
+from app.files.vault import FileVault, open_vault
 from app.metrics.api import ApiMetrics
 from app.registry_snapshot import RegistrySnapshot
 from app.requests.acceptance import Acceptance
@@ -61,6 +62,7 @@ class AppContext:
     tracer: Tracer
     drain: Drain
     now: Clock
+    vault: FileVault | None = None
     validator: Validator = field(default_factory=Validator)
     turnstile: Turnstile = field(default_factory=Turnstile)
 
@@ -112,6 +114,7 @@ async def open_context(settings: Settings, now: Clock | None = None) -> AsyncIte
             tracer=tracing.tracer,
             drain=Drain(delay_s=settings.drain_delay_s, limit_s=settings.drain_s),
             now=now or utc_now,
+            vault=open_vault(settings),
         )
     finally:
         await revocations.close()

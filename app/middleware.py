@@ -31,7 +31,7 @@ log = structlog.get_logger()
 CLIENT_CLOSED_REQUEST = 499  # nginx's number; for logs and metrics only
 UNMATCHED_ROUTE = "unmatched"
 UNTRACED = frozenset({"/livez", "/readyz", "/metrics"})
-UPLOAD_ROUTE_SUFFIX = "/versions"  # adapter uploads have their own, larger limit
+UPLOAD_ROUTE_SUFFIXES = ("/versions", "/files")  # uploads have their own, larger limits
 
 
 class RequestEdge:
@@ -165,4 +165,4 @@ async def _refuse() -> Message:
 
 
 def _is_upload(scope: Scope) -> bool:
-    return scope["method"] == "POST" and str(scope["path"]).endswith(UPLOAD_ROUTE_SUFFIX)
+    return scope["method"] == "POST" and str(scope["path"]).endswith(UPLOAD_ROUTE_SUFFIXES)

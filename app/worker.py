@@ -21,6 +21,7 @@ from app.adapters.jobs import JobRunner
 from app.adapters.jobs_repository import JOBS_CHANNEL
 from app.adapters.residency import QueueEngines
 from app.audit.trail import worker_trail
+from app.batches.jobs import BatchJobs
 from app.context import utc_now
 from app.database_url import connect
 from app.db import CONNECT_TIMEOUT_S, Database
@@ -65,6 +66,7 @@ async def run(settings: WorkerSettings) -> None:
     levers = EngineLevers(settings.redis_url, secret=settings.queue_secret.get_secret_value())
     ledger = LedgerJobs(database, settings)
     usage = UsageJobs(database, settings, utc_now)
+    batches = BatchJobs(database, settings, utc_now)
     metrics = WorkerMetrics(database, settings.redis_url, ledger)
     drift = DriftWatch(database, metrics, utc_now)
     log.info("worker_started")
@@ -88,6 +90,7 @@ async def run(settings: WorkerSettings) -> None:
             group.create_task(_do_jobs(settings.database_url, runner, stopping))
             group.create_task(ledger.run(stopping))
             group.create_task(usage.run(stopping))
+            group.create_task(batches.run(stopping))
             group.create_task(AnswerJobs(database).run(stopping))
             group.create_task(drift.run(stopping))
     finally:

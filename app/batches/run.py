@@ -28,7 +28,7 @@ from app.files.vault import SealedBody
 
 log = structlog.get_logger()
 
-HOLD_S = 15.0
+HOLD_S = 6.0
 LOOK_INTERVAL_S = 1.0
 TURN_S = 120.0
 DRAIN_S = 20.0

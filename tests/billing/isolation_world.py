@@ -47,7 +47,11 @@ ABSENT = {
     "version": f"ver_{'0' * 26}",
     "key": f"key_{'0' * 26}",
     "model": "z7z7z7",
+    "file": f"fil_{'0' * 26}",
+    "batch": f"bat_{'0' * 26}",
 }
+OWNED = ("adapter", "version", "key", "model", "file", "batch")
+BATCH = {"endpoint": "/v1/chat/completions", "completion_window": "24h"}
 
 _POSSESSIONS = text(
     "SELECT (SELECT json_agg(t)::text FROM tenants t WHERE id = :tenant_id),"
@@ -56,6 +60,8 @@ _POSSESSIONS = text(
     " (SELECT json_agg(v ORDER BY id)::text FROM adapter_versions v WHERE tenant_id = :tenant_id),"
     " (SELECT json_agg(x ORDER BY adapter_id, alias)::text FROM adapter_aliases x"
     " WHERE tenant_id = :tenant_id),"
+    " (SELECT json_agg(f ORDER BY id)::text FROM files f WHERE tenant_id = :tenant_id),"
+    " (SELECT json_agg(b ORDER BY id)::text FROM batches b WHERE tenant_id = :tenant_id),"
     " (SELECT json_agg(h)::text FROM audit_heads h WHERE tenant_id = :tenant_id)"
 )
 
@@ -78,11 +84,13 @@ class Route:
     @property
     def objects(self) -> list[str]:
         """Kinds of things that a request names, in its path or its body, and that have an owner."""
-        kinds = [kind for kind in self.parameters if kind in ("adapter", "version", "key", "model")]
+        kinds = [kind for kind in self.parameters if kind in OWNED]
         if self.path.endswith("/completions"):
             kinds.append("model")
         if (self.method, self.path.rpartition("/")[2]) == ("PUT", "{alias}"):
             kinds.append("version")
+        if (self.method, self.path.rpartition("/")[2]) == ("POST", "batches"):
+            kinds.append("file")
         return kinds
 
     @property
@@ -101,6 +109,8 @@ class Route:
                 return {"version": names["version"]}
             case "POST", "keys" | "adapters":
                 return {"name": "made"}
+            case "POST", "batches":
+                return {**BATCH, "input_file_id": names["file"]}
             case "PATCH", _:
                 return {}
         return None
@@ -175,7 +185,23 @@ class World:
         for scope in SCOPES:
             await self.new_key(tenant, scope, [other for other in SCOPES if other != scope])
         await self.kill_key(tenant)
+        await self._give_file_and_batch(tenant, note)
         return tenant
+
+    async def _give_file_and_batch(self, tenant: Tenant, note: str) -> None:
+        headers = {"authorization": f"Bearer {tenant.secrets['all']}"}
+        client = self.clients["tenant"]
+        kept = await client.post(
+            "/v1/files",
+            headers=headers,
+            data={"purpose": "batch"},
+            files={"file": (f"file-{note}", f"content-{note}".encode())},
+        )
+        tenant.names["file"] = kept.json()["id"]
+        body = {**BATCH, "input_file_id": tenant.names["file"]}
+        batch = await client.post("/v1/batches", headers=headers, json=body)
+        tenant.names["batch"] = batch.json()["id"]
+        tenant.marks |= {tenant.names["file"], tenant.names["batch"]}
 
     async def new_key(self, tenant: Tenant, name: str, scopes: Any) -> None:
         key = await self.operator.new_key(tenant.id, scopes=scopes)

@@ -16,7 +16,14 @@ from tests.builders.operator import Operator
 Change = tuple[str, str, Mapping[str, Any]]  # method, path below `/admin/v1`, what is sent
 
 IN_A_THOUSAND_YEARS = 3600 * 24 * 365 * 1000
-INFERENCE = {("POST", "/chat/completions"), ("POST", "/completions")}
+INFERENCE = {  # what tenants do, and change nothing that they or others are held to
+    ("POST", "/chat/completions"),
+    ("POST", "/completions"),
+    ("POST", "/files"),
+    ("DELETE", "/files/{file}"),
+    ("POST", "/batches"),
+    ("POST", "/batches/{batch}/cancel"),
+}
 DRY_RUN = ("POST", "/tenants/{tenant}/adapters/{adapter}/validate")  # changes nothing
 
 
