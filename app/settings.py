@@ -72,6 +72,11 @@ class WorkerSettings(BaseSettings):
     health_port: int | None = Field(default=None, ge=1, le=65535)
 
     @property
+    def adapter_copies(self) -> Path:
+        """Where copies of what lies in a bucket are kept."""
+        return self.adapter_cache or self.data_dir / "adapter-cache"
+
+    @property
     def key_peppers(self) -> tuple[str, ...]:
         """Of `key_pepper`, in order."""
         return _in_order(self.key_pepper)
