@@ -99,6 +99,8 @@ class StoreCache:
 
 def _remove(folder: Path, staging: Path) -> None:
     """One rename first, so that no half of a copy is ever found."""
+    if not folder.exists():
+        return
     staging.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=staging) as scratch, suppress(FileNotFoundError):
         folder.rename(Path(scratch) / "removed")
