@@ -31,6 +31,7 @@ from app.events import endpoints as events
 from app.front_door import FrontDoor
 from app.metrics.api import ApiState
 from app.middleware import BodyLimit, RequestEdge
+from app.openapi import endpoints as openapi
 from app.plans import endpoints as plans
 from app.prices import endpoints as prices
 from app.promptly import promptly
@@ -50,6 +51,7 @@ T = TypeVar("T")
 def create_app(context: AppContext) -> FastAPI:
     """The tenants' port: inference, models, and their own adapters and keys."""
     api = _new_app(context, context.drain)
+    api.include_router(openapi.tenant_router())
     for prefix in TENANT_PREFIXES:
         api.include_router(app.completions.endpoints.router, prefix=prefix)
         api.include_router(app.models.endpoints.router, prefix=prefix)
@@ -79,6 +81,7 @@ def create_admin_app(context: AppContext) -> FastAPI:
         events.router,
     ):
         admin.include_router(router, prefix=ADMIN_PREFIX)
+    admin.include_router(openapi.admin_router(), prefix=ADMIN_PREFIX)
     admin.include_router(internal.router)
     admin.include_router(_metrics_router(context))
     return admin

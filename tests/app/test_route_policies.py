@@ -30,7 +30,9 @@ VALID_BODIES = {
     ("PUT", "limits"): {},
     ("PUT", "plan"): {"plan": None},
 }
-PUBLIC_ROUTES = {("GET", "/livez"), ("GET", "/readyz"), ("GET", "/metrics")}
+PUBLIC_ROUTES = {
+    ("GET", path) for path in ("/livez", "/readyz", "/metrics", "/openapi.json")
+}
 
 Route = tuple[str, str, str]  # method, path template, policy
 

@@ -1,0 +1,180 @@
+"""The OpenAPI documents: of each port one, true to its routes, each operation with an example."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from fastapi.routing import RouteContext, iter_route_contexts
+from pydantic import TypeAdapter
+
+from app.openapi.document import (
+    ADMINS_PREFIXES,
+    TENANTS_PREFIXES,
+    Operation,
+    admin_document,
+    operations_of,
+    tenant_document,
+)
+from tests.builders.operator import OPERATOR, Operator, Tenant
+
+NO_BODY = ("activate", "archive", "restore", "suspend", "resume", "disable", "cancel", "complete")
+SENT_FOR_REAL = [  # in an order in which each can be done; what a name stands for is put in
+    "POST /plans",
+    "GET /plans/{plan}",
+    "PUT /plans/{plan}",
+    "POST /prices",
+    "GET /prices",
+    "POST /tenants",
+    "GET /tenants/{tenant}",
+    "PATCH /tenants/{tenant}",
+    "PUT /tenants/{tenant}/plan",
+    "PUT /tenants/{tenant}/limits",
+    "GET /tenants/{tenant}/limits",
+    "POST /keys",
+    "GET /keys",
+    "GET /keys/{key}",
+    "PUT /keys/{key}/limits",
+    "POST /keys/{key}/rotate",
+    "POST /keys/{key}/disable",
+    "POST /adapters",
+    "GET /adapters",
+    "GET /adapters/{adapter}",
+    "PUT /adapters/{adapter}/limits",
+    "GET /audit",
+    "GET /audit/{chain}",
+    "GET /audit/{chain}/verification",
+    "POST /tenants/{tenant}/suspend",
+    "POST /tenants/{tenant}/resume",
+    "DELETE /adapters/{adapter}",
+    "DELETE /keys/{key}",
+    "DELETE /tenants/{tenant}",
+    "DELETE /plans/{plan}",
+]
+
+
+@pytest.fixture
+def documents(tenant_app: FastAPI, admin_app: FastAPI) -> list[tuple[FastAPI, dict[str, Any]]]:
+    return [(tenant_app, tenant_document(tenant_app)), (admin_app, admin_document(admin_app))]
+
+
+def routes(app: FastAPI, document: dict[str, Any]) -> Iterator[tuple[RouteContext, Operation]]:
+    """Each route that is in the document, with its operation."""
+    for context in iter_route_contexts(app.routes):
+        for method in context.methods or ():
+            operation = document["paths"].get(context.path_format, {}).get(method.lower())
+            if operation is not None:
+                yield context, operation
+
+
+def examples(contents: dict[str, Any]) -> Iterator[Any]:
+    for media in contents.get("content", {}).values():
+        assert "example" in media, media
+        yield media["example"]
+
+
+def test_every_route_is_in_its_document(documents: list[tuple[FastAPI, dict[str, Any]]]) -> None:
+    for (app, document), prefixes in zip(
+        documents, (TENANTS_PREFIXES, ADMINS_PREFIXES), strict=True
+    ):
+        paths = {
+            context.path_format
+            for context in iter_route_contexts(app.routes)
+            if str(context.path).startswith(prefixes) and context.include_in_schema
+        }
+        assert paths == set(document["paths"]) and len(paths) > 15
+
+
+def test_every_operation_has_an_example_of_what_is_sent_and_answered(
+    documents: list[tuple[FastAPI, dict[str, Any]]],
+) -> None:
+    for _, document in documents:
+        for name, operation in operations_of(document):
+            method, _, path = name.partition(" ")
+            if method in ("POST", "PUT", "PATCH") and not path.endswith(NO_BODY):
+                known = "requestBody" in operation or "/internal/" in path
+                assert known or "parts" in path or path.endswith(("preload", "pin", "evict")), name
+            list(examples(operation.get("requestBody", {})))
+            for parameter in operation.get("parameters", []):
+                assert "example" in parameter, (name, parameter["name"])
+            answered = [
+                example
+                for status, response in operation["responses"].items()
+                if status.startswith("2")
+                for example in examples(response)
+            ]
+            assert answered or "204" in operation["responses"], name
+            assert "422" not in operation["responses"] and "default" in operation["responses"]
+
+
+def test_every_example_is_what_its_route_takes_and_answers(
+    documents: list[tuple[FastAPI, dict[str, Any]]],
+) -> None:
+    num_answers = num_bodies = 0
+    for app, document in documents:
+        for context, operation in routes(app, document):
+            if context.body_field is not None and "requestBody" in operation:
+                for example in examples(operation["requestBody"]):
+                    _, errors = context.body_field.validate(example, {}, loc=("body",))
+                    assert not errors, (context.path, errors)
+                    num_bodies += 1
+            if context.response_model is not None:
+                (example,) = examples(operation["responses"][str(context.status_code or 200)])
+                TypeAdapter(context.response_model).validate_python(example)
+                num_answers += 1
+    assert num_answers > 60 and num_bodies > 25
+
+
+def test_control_an_example_that_no_route_would_take_is_noticed(
+    documents: list[tuple[FastAPI, dict[str, Any]]],
+) -> None:
+    app, document = documents[1]
+    operation = document["paths"]["/admin/v1/tenants"]["post"]
+    operation["requestBody"]["content"]["application/json"]["example"] = {"slogan": "acme"}
+    with pytest.raises(AssertionError, match="slogan"):
+        test_every_example_is_what_its_route_takes_and_answers(documents)
+
+
+async def test_what_the_examples_say_can_be_sent(
+    admin: httpx.AsyncClient, admin_app: FastAPI
+) -> None:
+    document = admin_document(admin_app)
+    operations = {
+        name: (path, method)
+        for path, methods in document["paths"].items()
+        for method, operation in methods.items()
+        for name in [next(n for n, o in operations_of(document) if o is operation)]
+    }
+    names = {"tenant": "acme", "plan": "gold", "adapter": "support-bot", "chain": "acme"}
+    for name in SENT_FOR_REAL:
+        path, method = operations[name]
+        operation = document["paths"][path][method]
+        content = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
+        answer = await admin.request(
+            method,
+            path.format_map(names),
+            headers=OPERATOR,
+            json=content.get("example"),
+        )
+        assert str(answer.status_code) in operation["responses"], (name, answer.text)
+        assert answer.is_success, (name, answer.text)
+        if name == "POST /keys":
+            names["key"] = answer.json()["id"]
+        if name == "POST /tenants":
+            assert answer.json()["slug"] == "acme"
+
+
+async def test_the_documents_are_served_each_on_its_port(
+    api: httpx.AsyncClient, admin: httpx.AsyncClient, operator: Operator
+) -> None:
+    acme: Tenant = await operator.new_tenant("acme")
+    mine = (await api.get("/openapi.json")).json()
+    assert "/v1/chat/completions" in mine["paths"]
+    assert not any(path.startswith("/admin") for path in mine["paths"])
+    for headers in ({}, acme.headers):
+        assert (await admin.get("/admin/v1/openapi.json", headers=headers)).status_code == 401
+    theirs = await operator.done("GET", "/openapi.json")
+    assert "/admin/v1/tenants" in theirs["paths"]
