@@ -78,8 +78,10 @@ class LineRunner:
 
     async def run(self, line: InputLine, patience: Patience) -> LineAnswer:
         """The line's answer. Raises PostponedError."""
-        answer = await self._run(line, patience)
-        self.acceptance.forget(hex_of(line_request_id(self.batch_id, line.number)))
+        request_id = line_request_id(self.batch_id, line.number)
+        with structlog.contextvars.bound_contextvars(request_id=request_id):
+            answer = await self._run(line, patience)
+        self.acceptance.forget(hex_of(request_id))
         return answer
 
     async def _run(self, line: InputLine, patience: Patience) -> LineAnswer:
