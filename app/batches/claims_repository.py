@@ -113,7 +113,7 @@ class ClaimRepository:
             raise ClaimLostError(self._claim.batch_id)
 
 
-def _next() -> Select[tuple[BatchClaim]]:
+def _next() -> Select[BatchClaim]:
     other = aliased(BatchClaim)
     is_other_run = (
         select(other.batch_id)
