@@ -213,6 +213,28 @@ def test_database_url_may_come_in_parts() -> None:
     assert names.index("DATABASE_PASSWORD") < names.index("TENFOLD_DATABASE_URL")
 
 
+def test_workers_have_a_database_role_of_their_own() -> None:
+    def url_of(component: str, preset: str, **database: object) -> object:
+        values = {"database": database} if database else {}
+        pod = named(render(preset, values=values), "Deployment", component)["spec"]["template"]
+        return environment(pod["spec"]["containers"][0])["TENFOLD_DATABASE_URL"]
+
+    assert "//tenfold_worker:" in str(url_of("-worker", "dev-cpu"))
+    assert "//tenfold_app:" in str(url_of("-api", "dev-cpu"))
+    assert url_of("-worker", "prod") == url_of("-api", "prod"), "unless its URL is given"
+    given = url_of("-worker", "prod", workerUrlKey="worker-url")
+    assert given != url_of("-api", "prod", workerUrlKey="worker-url")
+    bundled = render("dev-cpu")
+    told = {
+        name
+        for _, _, pod in pods(bundled)
+        for container in containers(pod)
+        for name in environment(container)
+        if container["name"] == "migrate"
+    }
+    assert "TENFOLD_WORKER_PASSWORD" in told
+
+
 def test_budget_never_blocks_the_only_replica() -> None:
     assert of_kind(render("single-gpu"), "PodDisruptionBudget") == []
     budgets = of_kind(render("prod"), "PodDisruptionBudget")
