@@ -36,7 +36,7 @@ GRACE_S = 10.0  # to start and to be reaped
 
 # What it takes to start Python here; the rest of the environment is none of a child's business.
 _INHERITED = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "HOME")
-_ALONE = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
+_ALONE = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 # How the kernel ends a child that took too much.
 _LIMITS = {
     -signal.SIGXCPU: "processor time",

@@ -36,22 +36,22 @@ def main() -> None:
 def run(check_values: ValueCheck | None) -> None:
     """Do the task on stdin and end this process. Without `check_values` no number is read."""
     task = msgspec.json.decode(sys.stdin.buffer.read(), type=Task)
-    files = [f"{task.folder}/{name}" for name in (CONFIG_FILE, WEIGHTS_FILE)]
+    config, weights = (f"{task.folder}/{name}" for name in (CONFIG_FILE, WEIGHTS_FILE))
     base_files: BaseFiles | None = None
     mapped: list[str] = []
     if check_values is not None:
-        mapped.append(files[1])
+        mapped.append(weights)
         if task.model is not None:
             base_files = BaseFiles.from_folder(Path(task.model), task.base)
             mapped += {str(path) for path, _ in base_files.spans.values()}
     confine(
-        {*files, *mapped},
+        {config, weights, *mapped},
         memory_bytes=task.memory_bytes + sum(Path(path).stat().st_size for path in mapped),
         cpu_s=task.cpu_s,
         deadline_s=DEADLINE_PER_CPU_S * task.cpu_s,
     )
     try:
-        answer = msgspec.json.encode(_check(task, *map(Path, files), base_files, check_values))
+        answer = msgspec.json.encode(_check(task, Path(config), Path(weights), base_files, check_values))
     except MemoryError:
         os._exit(OUT_OF_MEMORY)
     sys.stdout.buffer.write(answer)
