@@ -30,6 +30,7 @@ from app.metrics.api import ApiMetrics
 from app.registry_snapshot import RegistrySnapshot
 from app.requests.acceptance import Acceptance
 from app.revocations import Revocations
+from app.rollouts.samples import SampleBook
 from app.settings import Settings
 from engine.tracing import open_tracing
 from engine.transport.client import QueueClient
@@ -55,6 +56,7 @@ class AppContext:
     tokenizer: Tokenizer
     queue: QueueClient
     levers: EngineLevers
+    samples: SampleBook
     redis: Availability
     admission: Admission
     acceptance: Acceptance
@@ -87,6 +89,7 @@ async def open_context(settings: Settings, now: Clock | None = None) -> AsyncIte
         failover_timeout_s=settings.failover_timeout_s,
     )
     levers = EngineLevers(settings.redis_url, secret=settings.queue_secret.get_secret_value())
+    samples = SampleBook(settings.redis_url)
     snapshot = RegistrySnapshot(registry)
     revocations = Revocations(settings.redis_url, snapshot.forget)
     redis = Availability("redis", queue.num_engines, timeout_s=timeout_s)
@@ -107,6 +110,7 @@ async def open_context(settings: Settings, now: Clock | None = None) -> AsyncIte
             tokenizer=tokenizer,
             queue=queue,
             levers=levers,
+            samples=samples,
             redis=redis,
             admission=admission,
             acceptance=acceptance,
@@ -122,6 +126,7 @@ async def open_context(settings: Settings, now: Clock | None = None) -> AsyncIte
         await registry.close()
         await redis.close()
         await admission.close()
+        await samples.close()
         await levers.close()
         await queue.close()
         await database.close()

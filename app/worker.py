@@ -31,6 +31,8 @@ from app.logging import configure_logging
 from app.metrics.drift import DriftWatch
 from app.metrics.worker import WorkerMetrics
 from app.requests.jobs import LedgerJobs
+from app.rollouts.jobs import RolloutJobs
+from app.rollouts.samples import SampleBook
 from app.schema_repository import read_schema
 from app.settings import WorkerSettings
 from app.usage.jobs import UsageJobs
@@ -66,6 +68,12 @@ async def run(settings: WorkerSettings) -> None:
     levers = EngineLevers(settings.redis_url, secret=settings.queue_secret.get_secret_value())
     ledger = LedgerJobs(database, settings)
     usage = UsageJobs(database, settings, utc_now)
+    rollouts = RolloutJobs(
+        database,
+        SampleBook(settings.redis_url),
+        utc_now,
+        lambda rollout_id: worker_trail(peppers, rollout_id, utc_now()),
+    )
     batches = BatchJobs(database, settings, utc_now)
     metrics = WorkerMetrics(database, settings.redis_url, ledger)
     drift = DriftWatch(database, metrics, utc_now)
@@ -90,6 +98,7 @@ async def run(settings: WorkerSettings) -> None:
             group.create_task(_do_jobs(settings.database_url, runner, stopping))
             group.create_task(ledger.run(stopping))
             group.create_task(usage.run(stopping))
+            group.create_task(rollouts.run(stopping))
             group.create_task(batches.run(stopping))
             group.create_task(AnswerJobs(database).run(stopping))
             group.create_task(drift.run(stopping))
@@ -97,6 +106,7 @@ async def run(settings: WorkerSettings) -> None:
         await levers.close()
         await ledger.close()
         await usage.close()
+        await rollouts.close()
         await metrics.close()
         await database.close()
     log.info("worker_stopped")

@@ -23,6 +23,7 @@ from app.bodies import Deleted
 from app.context import AppContext, get_context
 from app.idempotency.once import Once
 from app.pages import Page, Paging
+from app.rollouts.endpoints import rollout_router
 
 Context = Annotated[AppContext, Depends(get_context)]
 
@@ -67,4 +68,5 @@ for _router in (admin_router, tenant_router):
     _router.include_router(version_router)
     _router.include_router(validate_router)
     _router.include_router(alias_router)
+    _router.include_router(rollout_router)
 admin_router.include_router(residency_router)

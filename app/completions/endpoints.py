@@ -24,6 +24,7 @@ from app.completions.streaming import EventStreamResponse, frames
 from app.completions.turnstile import TurnstileRoute
 from app.completions.unsupported import refuse_unsupported
 from app.context import AppContext, get_context
+from app.rollouts.observing import observed
 
 DEFAULT_TEXT_TOKENS = 16  # OpenAI's default for text completions
 
@@ -99,6 +100,8 @@ async def _respond(
 ) -> Response:
     headers = partial(response_headers, answer, started_at)
     generated = generate(context, answer, Patience())
+    if answer.model.weighted_alias is not None:
+        generated = observed(context, answer.model, partial(_num_tokens, answer), generated)
     if body.stream:
         stall_timeout_s = context.settings.client_stall_timeout_s
         return EventStreamResponse(
@@ -107,6 +110,10 @@ async def _respond(
     choices = await while_connected(request.receive, collect(answer, generated))
     content = msgspec.json.encode(shape.whole(choices, answer.usage()))
     return Response(content, media_type="application/json", headers=headers())
+
+
+def _num_tokens(answer: Answer) -> int:
+    return answer.usage().completion_tokens
 
 
 def _includes_usage(body: CommonBody) -> bool:

@@ -45,6 +45,11 @@ class RolloutRepository:
             .execution_options(populate_existing=True)
         )
 
+    async def adapter_of(self, rollout_id: str) -> str | None:
+        return await self._session.scalar(
+            self._rollouts().where(Rollout.id == rollout_id).with_only_columns(Rollout.adapter_id)
+        )
+
     async def list_page(self, adapter_id: str, after: str | None, limit: int) -> list[Rollout]:
         query = self._rollouts().where(Rollout.adapter_id == adapter_id)
         if after is not None:

@@ -26,7 +26,7 @@ from app.tables import Table
 class Rollout(Table):
     """From one version to another. `ladder[step]` is the candidate's share now, in percent.
 
-    `step_since`: since when, without the time that it was paused. `verdict`: why it ended.
+    `step_since`: since when, or since it was resumed there. `verdict`: why a gate ended or paused it.
     """
 
     __tablename__ = "rollouts"

@@ -49,8 +49,9 @@ ABSENT = {
     "model": "z7z7z7",
     "file": f"fil_{'0' * 26}",
     "batch": f"bat_{'0' * 26}",
+    "rollout": f"rol_{'0' * 26}",
 }
-OWNED = ("adapter", "version", "key", "model", "file", "batch")
+OWNED = ("adapter", "version", "key", "model", "file", "batch", "rollout")
 BATCH = {"endpoint": "/v1/chat/completions", "completion_window": "24h"}
 
 _POSSESSIONS = text(
@@ -109,6 +110,8 @@ class Route:
                 return {"version": names["version"]}
             case "POST", "keys" | "adapters":
                 return {"name": "made"}
+            case "POST", "rollouts":
+                return {"alias": names["alias"], "to": "v1"}
             case "POST", "batches":
                 return {**BATCH, "input_file_id": names["file"]}
             case "PATCH", _:
@@ -186,7 +189,18 @@ class World:
             await self.new_key(tenant, scope, [other for other in SCOPES if other != scope])
         await self.kill_key(tenant)
         await self._give_file_and_batch(tenant, note)
+        await self._give_rollout(tenant, int(number))
         return tenant
+
+    async def _give_rollout(self, tenant: Tenant, number: int) -> None:
+        """From the version that its alias means to a second one."""
+        bot = f"/tenants/{tenant.slug}/adapters/{tenant.names['adapter']}"
+        files = adapter_files(self._base, rank=1, seed=50_000 + number)
+        second = await self.operator.push(tenant.slug, tenant.names["adapter"], files)
+        body = {"alias": tenant.names["alias"], "to": second["version"]}
+        rollout = await self.operator.done("POST", f"{bot}/rollouts", json=body)
+        tenant.names["rollout"] = rollout["id"]
+        tenant.marks |= {rollout["id"], second["id"], second["digest"]}
 
     async def _give_file_and_batch(self, tenant: Tenant, note: str) -> None:
         headers = {"authorization": f"Bearer {tenant.secrets['all']}"}

@@ -29,7 +29,10 @@ DRY_RUN = ("POST", "/tenants/{tenant}/adapters/{adapter}/validate")  # changes n
 
 def changes(base: BaseSpec) -> list[Change]:
     """Each changing route, once, in an order in which each changes something."""
-    files = {name: (name, content) for name, content in adapter_files(base).items()}
+    files, more_files = (
+        {name: (name, content) for name, content in adapter_files(base, seed=seed).items()}
+        for seed in (0, 1)
+    )
     acme, bot = "/tenants/{tenant}", "/tenants/{tenant}/adapters/{adapter}"
     limits = {"json": {"requests_per_minute": 5}}
     price = {"currency": "eur", "input": "1", "output": "2", "effective_at": IN_A_THOUSAND_YEARS}
@@ -58,6 +61,13 @@ def changes(base: BaseSpec) -> list[Change]:
         ("POST", f"{bot}/versions/{{version}}/preload", {}),
         ("POST", f"{bot}/versions/{{version}}/pin", {}),
         ("POST", f"{bot}/versions/{{version}}/evict", {}),
+        ("POST", f"{bot}/versions", {"files": more_files}),
+        ("POST", f"{bot}/rollouts", {"json": {"alias": "prod", "to": "v2"}}),
+        ("POST", f"{bot}/rollouts/{{rollout}}/pause", {}),
+        ("POST", f"{bot}/rollouts/{{rollout}}/resume", {}),
+        ("POST", f"{bot}/rollouts/{{rollout}}/cancel", {}),
+        ("POST", f"{bot}/rollouts", {"json": {"alias": "prod", "to": "v2"}}),
+        ("POST", f"{bot}/rollouts/{{rollout}}/promote", {}),
         ("POST", f"{bot}/aliases/{{alias}}/rollback", {}),
         ("DELETE", f"{bot}/aliases/{{alias}}", {}),
         ("POST", f"{bot}/versions/{{version}}/deprecate", {}),
@@ -93,7 +103,7 @@ async def test_every_change_leaves_an_event_and_reading_none(
     before = await num_events(operator)
     for method, path, sent in changes(tiny_base):
         done = await operator.done(method, path.format_map(names), **sent)
-        if path.endswith(("/keys", "/prices")):
+        if path.endswith(("/keys", "/prices", "/rollouts")):
             names[path.rpartition("/")[2].removesuffix("s")] = done["id"]
         assert await num_events(operator) > before, (method, path)
         await operator.run_jobs()  # an alias needs a version that was verified

@@ -1,0 +1,99 @@
+"""Rollouts of an adapter over REST: start, look at, pause, resume, promote, cancel, preview.
+
+Knows no rules and no SQL.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends
+
+from app.adapters.service import find_adapter
+from app.adapters.tenancy import OwnedSession
+from app.audit.trail import Trail
+from app.context import AppContext, get_context
+from app.errors import UnavailableError
+from app.pages import Page, Paging
+from app.rollouts import service
+from app.rollouts.decision import decide
+from app.rollouts.repository import RolloutRepository
+from app.rollouts.schemas import PreviewView, RolloutCreate, RolloutView
+from engine.transport.errors import QueueUnavailableError
+
+Context = Annotated[AppContext, Depends(get_context)]
+
+rollout_router = APIRouter(prefix="/adapters/{adapter}/rollouts")
+
+
+@rollout_router.post("", status_code=201)
+async def start_rollout(
+    adapter: str, body: RolloutCreate, owned: OwnedSession, trail: Trail
+) -> RolloutView:
+    return RolloutView.of(
+        await service.start_rollout(owned.session, owned.tenant_id, adapter, body, trail)
+    )
+
+
+@rollout_router.get("")
+async def list_rollouts(adapter: str, owned: OwnedSession, paging: Paging) -> Page[RolloutView]:
+    row = await find_adapter(owned.session, owned.tenant_id, adapter)
+    rollouts = RolloutRepository(owned.session, owned.tenant_id)
+    rows = await rollouts.list_page(row.id, paging.after, paging.num_rows)
+    return paging.page(rows, RolloutView.of)
+
+
+@rollout_router.get("/{rollout}")
+async def get_rollout(adapter: str, rollout: str, owned: OwnedSession) -> RolloutView:
+    return RolloutView.of(
+        await service.find_rollout(owned.session, owned.tenant_id, adapter, rollout)
+    )
+
+
+@rollout_router.get("/{rollout}/preview")
+async def preview_rollout(
+    adapter: str, rollout: str, owned: OwnedSession, context: Context
+) -> PreviewView:
+    """What it would do now, and why."""
+    found = await service.find_rollout(owned.session, owned.tenant_id, adapter, rollout)
+    try:
+        samples = await context.samples.read(found.adapter_id, found.alias)
+    except QueueUnavailableError as error:
+        raise UnavailableError(internal=str(error)) from error
+    return PreviewView.of(found, decide(found, samples, context.now()))
+
+
+@rollout_router.post("/{rollout}/pause")
+async def pause_rollout(
+    adapter: str, rollout: str, owned: OwnedSession, trail: Trail
+) -> RolloutView:
+    return RolloutView.of(
+        await service.pause_rollout(owned.session, owned.tenant_id, adapter, rollout, trail)
+    )
+
+
+@rollout_router.post("/{rollout}/resume")
+async def resume_rollout(
+    adapter: str, rollout: str, owned: OwnedSession, trail: Trail
+) -> RolloutView:
+    return RolloutView.of(
+        await service.resume_rollout(owned.session, owned.tenant_id, adapter, rollout, trail)
+    )
+
+
+@rollout_router.post("/{rollout}/promote")
+async def promote_rollout(
+    adapter: str, rollout: str, owned: OwnedSession, trail: Trail
+) -> RolloutView:
+    return RolloutView.of(
+        await service.promote_rollout(owned.session, owned.tenant_id, adapter, rollout, trail)
+    )
+
+
+@rollout_router.post("/{rollout}/cancel")
+async def cancel_rollout(
+    adapter: str, rollout: str, owned: OwnedSession, trail: Trail
+) -> RolloutView:
+    return RolloutView.of(
+        await service.cancel_rollout(owned.session, owned.tenant_id, adapter, rollout, trail)
+    )

@@ -1,0 +1,123 @@
+"""Watches one answer of a weighted alias as it is made, for the gates of rollouts.
+
+Knows nothing of gates. Invariants: what is watched is passed on as it came, at once; a request that
+its client left is no sample; a sample is written after the answer, and nobody waits for it.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field
+
+from app.adapters.resolver import ResolvedModel
+from app.completions.choice import Delta
+from app.completions.connection import ClientTooSlowError
+from app.context import AppContext
+from app.errors import ApiError
+from app.promptly import done_or_left
+from app.rollouts.gates import Sample
+
+MAX_JSON_CHARS = 65_536
+SERVER_ERROR = 500
+# What tells nothing of a version: the other one would have been answered so too.
+NOBODYS_FAULT = frozenset(
+    {"dependency_unavailable", "overloaded", "queue_unavailable", "server_shutting_down"}
+)
+
+
+@dataclass(slots=True)
+class _Watch:
+    """Of one answer; choices and chunks are taken together."""
+
+    started_at: float = field(default_factory=time.perf_counter)
+    first_at: float | None = None
+    last_at: float | None = None
+    num_chunks: int = 0
+    texts: dict[int, str] = field(default_factory=dict)
+
+    def take(self, deltas: list[Delta]) -> None:
+        shown = [delta for delta in deltas if delta.text]
+        if not shown:
+            return
+        self.last_at = time.perf_counter()
+        self.first_at = self.first_at or self.last_at
+        self.num_chunks += 1
+        for delta in shown:
+            before = self.texts.get(delta.choice, "")
+            if len(before) <= MAX_JSON_CHARS:
+                self.texts[delta.choice] = before + delta.text
+
+    @property
+    def ttft_ms(self) -> float | None:
+        return None if self.first_at is None else 1e3 * (self.first_at - self.started_at)
+
+    @property
+    def inter_token_ms(self) -> float | None:
+        """From the first text to the last, over the times that something came in between."""
+        if self.first_at is None or self.last_at is None or self.num_chunks < 2:
+            return None
+        return 1e3 * (self.last_at - self.first_at) / (self.num_chunks - 1)
+
+    @property
+    def is_json(self) -> bool | None:
+        if not self.texts or any(len(text) > MAX_JSON_CHARS for text in self.texts.values()):
+            return None
+        return all(_is_json(text) for text in self.texts.values())
+
+
+async def observed(
+    context: AppContext,
+    model: ResolvedModel,
+    num_tokens: Callable[[], int],
+    generated: AsyncGenerator[list[Delta], None],
+) -> AsyncGenerator[list[Delta], None]:
+    """`generated` as it is. num_tokens: how many tokens it had, asked when it has ended."""
+    watch = _Watch()
+    async with aclosing(generated):
+        try:
+            async for deltas in generated:
+                watch.take(deltas)
+                yield deltas
+        except ClientTooSlowError as error:
+            with suppress(ClientTooSlowError):
+                await generated.athrow(error)
+            raise
+        except ApiError as error:
+            if error.status >= SERVER_ERROR and error.code not in NOBODYS_FAULT:
+                await _record(context, model, watch, 0, is_error=True)
+            raise
+    await _record(context, model, watch, num_tokens(), is_error=False)
+
+
+async def _record(
+    context: AppContext,
+    model: ResolvedModel,
+    watch: _Watch,
+    num_tokens: int,
+    *,
+    is_error: bool,
+) -> None:
+    assert model.adapter_id and model.weighted_alias and model.version_id
+    sample = Sample(
+        at_s=context.now().timestamp(),
+        version_id=model.version_id,
+        is_error=is_error,
+        ttft_ms=watch.ttft_ms,
+        inter_token_ms=watch.inter_token_ms,
+        num_tokens=num_tokens,
+        is_json=watch.is_json,
+    )
+    if not context.redis.is_away:
+        work = context.samples.record(model.adapter_id, model.weighted_alias, sample)
+        await done_or_left(work, 0)
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
