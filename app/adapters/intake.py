@@ -69,7 +69,13 @@ class IntakeContext(Protocol):
 
 
 async def upload_version(
-    context: AppContext, tenant_id: str, reference: str, request: Request, trail: AuditTrail
+    context: AppContext,
+    tenant_id: str,
+    reference: str,
+    request: Request,
+    trail: AuditTrail,
+    *,
+    activates: bool = True,
 ) -> AdapterVersion:
     """A multipart body's files as a version: see `accept_folder`."""
     async with context.database.session() as session:
@@ -81,7 +87,9 @@ async def upload_version(
     with staging(context.settings.data_dir) as folder:
         with storage_errors():
             files = await receive_files(request, folder, context.settings.max_upload_bytes)
-        return await accept_folder(context, tenant_id, adapter.id, folder, files, trail)
+        return await accept_folder(
+            context, tenant_id, adapter.id, folder, files, trail, activates=activates
+        )
 
 
 async def accept_folder(

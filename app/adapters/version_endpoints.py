@@ -55,8 +55,12 @@ async def create_version(
     context: Context,
     trail: Trail,
     wait: Wait = 0,
+    activate: bool = True,
 ) -> VersionView:
-    version = await upload_version(context, tenant_id, adapter, request, trail)
+    """`activate=false`: once it has passed it waits, as `validated`, to be activated."""
+    version = await upload_version(
+        context, tenant_id, adapter, request, trail, activates=activate
+    )
     shown = VersionView.of(version)
     return await _wait_until_verified(context, tenant_id, shown, wait)
 

@@ -28,6 +28,8 @@ from app.context import AppContext
 from app.db import tenant_scope
 from app.errors import ConflictError
 from app.tables import AdapterVersion
+from lora.base_spec import BaseSpec
+from tests.builders.adapter_files import adapter_files
 from tests.builders.clock import Clock
 from tests.builders.operator import Operator, Tenant
 from tests.corpus.lifecycle.conftest import BOT, Ask, Push, Version, code
@@ -172,21 +174,25 @@ async def test_a_version_is_not_found_from_its_day_on(
 
 
 async def test_a_version_that_is_not_to_be_active_is_validated_and_not_found(
-    operator: Operator, acme: Tenant, ask: Ask, context: AppContext, push: Push
+    operator: Operator, acme: Tenant, ask: Ask, tiny_base: BaseSpec
 ) -> None:
-    version = await push(1)
-    await set_state(context, acme.id, "validated")
+    files = {name: (name, data) for name, data in adapter_files(tiny_base).items()}
+    path = f"{BOT}/versions"
+    sent = await operator.call("POST", path, params={"activate": False}, files=files)
+    assert sent.status_code == 201
+    await operator.run_jobs()
+    assert (await operator.done("GET", V1))["state"] == "validated"
+    assert (await operator.done("GET", BOT))["aliases"] == {}
     assert code(await ask("bot@v1")) == (404, "model_not_found")
+
     activated = await operator.done("POST", f"{V1}/activate")
-    assert (activated["state"], activated["id"]) == ("active", version["id"])
+
+    assert (activated["state"], activated["id"]) == ("active", sent.json()["id"])
+    assert (await operator.done("GET", BOT))["aliases"] == {"prod": "v1"}
 
 
 async def set_shutdown(context: AppContext, tenant_id: str, day: date) -> None:
     await _set(context, tenant_id, shutdown_on=day)
-
-
-async def set_state(context: AppContext, tenant_id: str, state: str) -> None:
-    await _set(context, tenant_id, state=state)
 
 
 async def _set(context: AppContext, tenant_id: str, **values: Any) -> None:
