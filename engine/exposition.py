@@ -9,7 +9,13 @@ from __future__ import annotations
 from importlib.metadata import PackageNotFoundError, version
 from typing import Literal
 
-from prometheus_client import CollectorRegistry, Gauge, ProcessCollector, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Gauge,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 LATENCY_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
@@ -22,6 +28,8 @@ Process = Literal["api", "engine", "worker"]
 
 def new_registry(process: Process) -> CollectorRegistry:
     """An empty registry, but for what every process says of itself."""
+    # When a series began is of no use to anybody, and would be a series for each.
+    disable_created_metrics()  # type: ignore[no-untyped-call]
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     info = Gauge(
