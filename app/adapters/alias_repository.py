@@ -165,7 +165,8 @@ class AliasRepository:
         if after is not None:
             seq = self._changes(adapter_id, alias).where(AliasChange.id == after)
             query = query.where(
-                AliasChange.seq < seq.with_only_columns(AliasChange.seq).scalar_subquery()
+                AliasChange.seq
+                < seq.with_only_columns(AliasChange.seq).correlate(None).scalar_subquery()
             )
         return list(
             await self._session.scalars(query.order_by(AliasChange.seq.desc()).limit(limit))

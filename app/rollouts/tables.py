@@ -15,8 +15,8 @@ from sqlalchemy import (
     ForeignKeyConstraint,
     Index,
     SmallInteger,
+    column,
     func,
-    text,
 )
 from sqlalchemy.orm import Mapped, mapped_column
 
@@ -50,9 +50,9 @@ class Rollout(Table):
             "adapter_id",
             "alias",
             unique=True,
-            postgresql_where=text("state IN ('running', 'paused')"),
+            postgresql_where=column("state").in_(["running", "paused"]),
         ),
-        Index("ix_rollouts_due", "due_at", postgresql_where=text("state = 'running'")),
+        Index("ix_rollouts_due", "due_at", postgresql_where=column("state") == "running"),
     )
 
     id: Mapped[str] = mapped_column(primary_key=True)
@@ -67,7 +67,7 @@ class Rollout(Table):
     on_fail: Mapped[str]
     sticky_by: Mapped[str | None]
     state: Mapped[str]
-    step: Mapped[int] = mapped_column(SmallInteger, server_default=text("0"))
+    step: Mapped[int] = mapped_column(SmallInteger, server_default="0")
     step_since: Mapped[datetime] = mapped_column(server_default=func.now())
     paused_at: Mapped[datetime | None]
     due_at: Mapped[datetime] = mapped_column(server_default=func.now())
