@@ -67,20 +67,23 @@ def site(
     variables: Mapping[str, str] | None = None,
     *,
     step_ms: int | None = 5,
+    worker_url: str | None = None,
 ) -> Iterator[Site]:
     """All of it is ready when the block begins. `variables`: of every process, besides settings.
 
-    step_ms: of a step of the stub engine; None: the engine is somebody else's.
+    step_ms: of a step of the stub engine; None: the engine is somebody else's. worker_url: of the
+    registry in the workers' role.
     """
     folder.mkdir(exist_ok=True)
     ports = [free_port(), free_port()]
     told = PATIENCE | dict(variables or {})
     own = {"TENFOLD_PORT": str(ports[0]), "TENFOLD_ADMIN_PORT": str(ports[1])}
+    of_worker = {} if worker_url is None else {"TENFOLD_DATABASE_URL": worker_url}
     url, admin_url = (f"http://{LOOPBACK}:{port}" for port in ports)
     log, worker_log = folder / "api.log", folder / "worker.log"
     with (
         nullcontext() if step_ms is None else _engine(settings, folder, told, step_ms),
-        running("app.worker", settings, worker_log, told),
+        running("app.worker", settings, worker_log, told | of_worker),
         running("app.serve", settings, log, told | own) as api,
     ):
         wait_until(

@@ -126,11 +126,12 @@ def test_everything_works_over_verified_tls(
                 "redis_url": redis_url(HOST, port, authority),
             }
         )
-        with site(own, tmp_path / "site", verified) as running:
+        worker_url = at_host(tls_postgres.worker_url(), HOST)
+        with site(own, tmp_path / "site", verified, worker_url=worker_url) as running:
             assert any("chat: ok" in line for line in running.smoke())
             encrypted = tls_postgres.run_sql(
                 "SELECT bool_and(ssl), count(*) > 3 FROM pg_stat_ssl JOIN pg_stat_activity"
-                " USING (pid) WHERE usename = 'tenfold_app'"
+                " USING (pid) WHERE usename LIKE 'tenfold_%'"
             )
     assert encrypted == "t|t"
 
@@ -179,25 +180,40 @@ async def test_control_redis_of_a_stranger_is_refused(
 
 
 @pytest.fixture
-def pooled_url(database: TestDatabase) -> Iterator[str]:
-    """The registry behind a PgBouncer that has two connections for everybody."""
-    url = make_url(database.app_url)
-    assert url.host and url.port and url.username and isinstance(url.password, str)
+def pooler_port(database: TestDatabase) -> Iterator[int]:
+    """Of a PgBouncer that has two connections to the registry for all who come in one role."""
+    urls = [make_url(each) for each in (database.app_url, database.worker_url)]
     folder = Path(tempfile.mkdtemp(prefix="tenfold-pgbouncer-"))
     folder.chmod(0o755)
-    passwords = {url.username: url.password}
+    passwords = {str(url.username): str(url.password) for url in urls}
+    port = urls[0].port
+    assert port is not None
     try:
-        with pgbouncer(url.host, url.port, passwords, folder, pool_size=2) as port:
-            yield url.set(port=port).render_as_string(hide_password=False)
+        with pgbouncer(LOOPBACK, port, passwords, folder, pool_size=2) as own_port:
+            yield own_port
     finally:
         shutil.rmtree(folder)
 
 
+@pytest.fixture
+def pooled_url(database: TestDatabase, pooler_port: int) -> str:
+    return at_port(database.app_url, pooler_port)
+
+
+def at_port(url: str, port: int) -> str:
+    return make_url(url).set(port=port).render_as_string(hide_password=False)
+
+
 async def test_everything_works_behind_a_pooler_in_transaction_mode(
-    pooled_url: str, settings: Settings, tmp_path: Path
+    pooled_url: str,
+    pooler_port: int,
+    database: TestDatabase,
+    settings: Settings,
+    tmp_path: Path,
 ) -> None:
     own = settings.model_copy(update={"database_url": pooled_url + NAMELESS})
-    with site(own, tmp_path / "site") as running:
+    worker_url = at_port(database.worker_url, pooler_port) + NAMELESS
+    with site(own, tmp_path / "site", worker_url=worker_url) as running:
         await asyncio.to_thread(running.smoke)
         headers = await asyncio.to_thread(running.new_key)
         body = {"model": MODEL_ID, "prompt": "abcdefgh", "max_tokens": 4}
@@ -260,7 +276,8 @@ async def test_a_failover_of_redis_loses_no_request(
     (tmp_path / "redis").mkdir()
     with sentinels(tmp_path / "redis") as group:
         own = settings.model_copy(update={"redis_url": group.url})
-        with site(own, tmp_path / "site", step_ms=40) as running:
+        worker_url = database.worker_url
+        with site(own, tmp_path / "site", step_ms=40, worker_url=worker_url) as running:
             campaign = Campaign(running, database.owner_url, random.Random(SEED), {})
             asked = some_questions(12, (20, 50), random.Random(SEED))
             answers = await campaign.undisturbed(asked)

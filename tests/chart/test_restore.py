@@ -116,7 +116,7 @@ def original(
     own = settings.model_copy(update={"model": model, "adapter_store": str(store)})
     with (
         RunningEngine(folder, own.redis_url, model=model),
-        site(own, folder / "site", step_ms=None) as running,
+        site(own, folder / "site", step_ms=None, worker_url=database.worker_url) as running,
     ):
         headers = running.new_key()
         push_adapter(running, BaseSpec.from_folder(model))
@@ -150,7 +150,9 @@ def test_a_backup_is_whole_on_servers_that_never_saw_it(
         )
         with (
             RunningEngine(folder, own.redis_url, model=own.model),
-            site(own, folder / "site", step_ms=None) as running,
+            site(
+                own, folder / "site", step_ms=None, worker_url=server.worker_url()
+            ) as running,
         ):
             assert reconciled(running)["totals"]["ledger"] == original.ledger
             assert command(running, "usage", "reconcile")[0] == 0
