@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
+from collections.abc import Iterator
 
 import pytest
 
 from tests.chart.rendering import TOOLS
+from tests.faults.campaign import VERDICT
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -19,7 +22,19 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     if reporter is None or hasattr(config, "workerinput"):
         return
+    for line in _verdicts(reporter):
+        reporter.write_line(line)
     counts = Counter(
         {name: len(reporter.stats.get(name, ())) for name in ("passed", "failed", "error")}
     )
     reporter.write_line(f"chart checks: {counts['passed']} / {counts.total()}")
+
+
+def _verdicts(reporter: pytest.TerminalReporter) -> Iterator[str]:
+    """What runs under load came to."""
+    for reports in reporter.stats.values():
+        for report in reports:
+            if getattr(report, "when", None) == "call":
+                for name, value in report.user_properties:
+                    if name == VERDICT:
+                        yield json.loads(str(value))["summary"]
