@@ -100,10 +100,15 @@ class Quotas:
         day = at.astimezone(UTC).date()
         used = await self._counts.count_upload(day)
         await self._check(Quota.UPLOADS_PER_DAY, used - 1, 1)
-        num_open, open_bytes = await self._counts.open_uploads(at)
+        _, open_bytes = await self._counts.open_uploads(at)
         stored_bytes = await self._counts.stored_bytes()
-        await self._check(Quota.OPEN_UPLOADS, num_open, 1)
         await self._check(Quota.ADAPTER_BYTES, stored_bytes + open_bytes, num_bytes)
+
+    async def check_open_uploads(self, at: datetime) -> None:
+        """Whether one more upload in parts may be begun."""
+        await self._load()
+        num_open, _ = await self._counts.open_uploads(at)
+        await self._check(Quota.OPEN_UPLOADS, num_open, 1)
 
     async def check_version(self, num_bytes: int, max_rank: int) -> None:
         """Whether a version of so many bytes and this rank may be kept."""

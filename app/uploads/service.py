@@ -41,7 +41,9 @@ async def create_upload(
     adapter = await find_adapter(session, tenant_id, adapter_reference)
     check_declared(body, settings.max_upload_bytes)
     num_bytes = sum(file.bytes for file in body.files)
-    await Quotas(session, tenant_id).take_upload(trail.at, num_bytes)
+    quotas = Quotas(session, tenant_id)
+    await quotas.take_upload(trail.at, num_bytes)
+    await quotas.check_open_uploads(trail.at)
     uploads = UploadRepository(session, tenant_id)
     files = [
         {
