@@ -6,12 +6,22 @@ Knows nothing of how one is run. Invariant: a registry that is away only postpon
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
 
 import structlog
 
+from app.adapters.validator import Validator
+from app.audit.trail import worker_trail
+from app.db import Database
 from app.errors import UnavailableError
+from app.imports.publishers import Publishers
 from app.imports.running import ImportRunner
+from app.settings import WorkerSettings
+from lora.base_spec import BaseSpec
+from lora.store import AdapterStore
 
 log = structlog.get_logger()
 
@@ -37,3 +47,31 @@ class ImportJobs:
                 log.warning("imports_postponed", error=str(error))
             with suppress(TimeoutError):
                 await asyncio.wait_for(stopping.wait(), INTERVAL_S)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerIntake:
+    """What the way in of every upload needs (`app.adapters.intake.IntakeContext`)."""
+
+    settings: WorkerSettings
+    database: Database
+    store: AdapterStore
+    base: BaseSpec
+    validator: Validator
+
+
+def open_imports(
+    settings: WorkerSettings,
+    database: Database,
+    store: AdapterStore,
+    base: BaseSpec,
+    now: Callable[[], datetime],
+) -> ImportJobs:
+    """Raises ValueError for an allow-list or a network that is none, OSError without the CA."""
+    intake = WorkerIntake(settings, database, store, base, Validator())
+    publishers = Publishers(settings)
+    peppers = settings.key_pepper.get_secret_value()
+    runner = ImportRunner(
+        intake, publishers.open, lambda job_id: worker_trail(peppers, job_id, now()), now
+    )
+    return ImportJobs(runner)
