@@ -160,6 +160,24 @@ async def test_what_a_batch_may_not_be_is_refused_by_name(
     assert (response.status_code, response.json()["error"]["code"]) == (status, code)
 
 
+async def test_a_batch_that_is_asked_for_twice_with_one_idempotency_key_is_made_once(
+    submitter: Submitter,
+) -> None:
+    body = {
+        "input_file_id": await submitter.upload(b"{}\n"),
+        "endpoint": "/v1/chat/completions",
+        "completion_window": "24h",
+    }
+    headers = {**submitter.tenant.headers, "idempotency-key": "nightly-4711"}
+    made = [
+        (await submitter.api.post("/v1/batches", headers=headers, json=body)).json()
+        for _ in range(2)
+    ]
+    assert made[0]["id"] == made[1]["id"]
+    without_key = (await submitter.call("POST", "/batches", json=body)).json()
+    assert without_key["id"] != made[0]["id"]  # control
+
+
 async def test_another_tenants_batch_is_answered_as_one_that_is_not_there(
     submitter: Submitter, globex: Tenant
 ) -> None:
