@@ -31,6 +31,7 @@ from app.registry_snapshot import RegistrySnapshot
 from app.requests.acceptance import Acceptance
 from app.revocations import Revocations
 from app.rollouts.samples import SampleBook
+from app.rollouts.shadowing import Shadows
 from app.settings import Settings
 from engine.tracing import open_tracing
 from engine.transport.client import QueueClient
@@ -57,6 +58,7 @@ class AppContext:
     queue: QueueClient
     levers: EngineLevers
     samples: SampleBook
+    shadows: Shadows
     redis: Availability
     admission: Admission
     acceptance: Acceptance
@@ -90,6 +92,7 @@ async def open_context(settings: Settings, now: Clock | None = None) -> AsyncIte
     )
     levers = EngineLevers(settings.redis_url, secret=settings.queue_secret.get_secret_value())
     samples = SampleBook(settings.redis_url)
+    shadows = Shadows(tokenizer, queue, samples, now or utc_now)
     snapshot = RegistrySnapshot(registry)
     revocations = Revocations(settings.redis_url, snapshot.forget)
     redis = Availability("redis", queue.num_engines, timeout_s=timeout_s)
@@ -111,6 +114,7 @@ async def open_context(settings: Settings, now: Clock | None = None) -> AsyncIte
             queue=queue,
             levers=levers,
             samples=samples,
+            shadows=shadows,
             redis=redis,
             admission=admission,
             acceptance=acceptance,
@@ -126,6 +130,7 @@ async def open_context(settings: Settings, now: Clock | None = None) -> AsyncIte
         await registry.close()
         await redis.close()
         await admission.close()
+        await shadows.close()
         await samples.close()
         await levers.close()
         await queue.close()

@@ -185,10 +185,15 @@ class AdapterAlias(Table):
 
     `version_id` is the one with the greatest weight; all of them: `app.adapters.tables`.
     `sticky_by`: the field of a request whose value decides which it means; None: chance.
+    `shadow_share` of a hundred of its requests also run on `shadow_version_id`, to compare them.
     """
 
     __tablename__ = "adapter_aliases"
     __table_args__ = (
+        ForeignKeyConstraint(
+            ["shadow_version_id", "adapter_id", "tenant_id"],
+            ["adapter_versions.id", "adapter_versions.adapter_id", "adapter_versions.tenant_id"],
+        ),
         ForeignKeyConstraint(
             ["version_id", "adapter_id", "tenant_id"],
             ["adapter_versions.id", "adapter_versions.adapter_id", "adapter_versions.tenant_id"],
@@ -204,6 +209,8 @@ class AdapterAlias(Table):
     version_id: Mapped[str] = mapped_column(index=True)
     updated_at: Mapped[datetime] = mapped_column(server_default=func.now(), onupdate=func.now())
     sticky_by: Mapped[str | None]
+    shadow_version_id: Mapped[str | None]
+    shadow_share: Mapped[int | None] = mapped_column(SmallInteger)
 
 
 class AdapterJob(Table):

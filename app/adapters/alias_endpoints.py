@@ -5,16 +5,29 @@ Knows no rules and no SQL.
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from typing import Annotated
+
+from fastapi import APIRouter, Depends
 
 from app.adapters import aliases, service
 from app.adapters.alias_repository import AliasRepository
-from app.adapters.alias_schemas import AliasChangeView, AliasPut, AliasView, RollbackPost
+from app.adapters.alias_schemas import (
+    AliasChangeView,
+    AliasPut,
+    AliasView,
+    RollbackPost,
+    ShadowResults,
+)
 from app.adapters.tenancy import OwnedSession
 from app.audit.trail import Trail
 from app.bodies import Deleted
+from app.context import AppContext, get_context
+from app.errors import NotFoundError, UnavailableError
 from app.etags import IfMatch
 from app.pages import Page, Paging
+from engine.transport.errors import QueueUnavailableError
+
+Context = Annotated[AppContext, Depends(get_context)]
 
 alias_router = APIRouter(prefix="/adapters/{adapter}/aliases")
 
@@ -66,6 +79,21 @@ async def roll_back(
         owned.session, owned.tenant_id, adapter, alias, to, trail, if_match
     )
     return AliasView.of(pointing)
+
+
+@alias_router.get("/{alias}/shadow")
+async def get_shadow(
+    adapter: str, alias: str, owned: OwnedSession, context: Context
+) -> ShadowResults:
+    """How far answers and their shadows agreed, of the version that is the shadow now."""
+    pointing = await aliases.find_alias(owned.session, owned.tenant_id, adapter, alias)
+    if pointing.shadow is None:
+        raise NotFoundError("The alias has no shadow.", param="alias")
+    try:
+        samples = await context.samples.read_shadows(pointing.adapter_id, alias)
+    except QueueUnavailableError as error:
+        raise UnavailableError(internal=str(error)) from error
+    return ShadowResults.of(alias, pointing.shadow.version_id, samples)
 
 
 @alias_router.delete("/{alias}")

@@ -13,6 +13,7 @@ from datetime import date, datetime
 from sqlalchemy import Select, delete, func, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import aliased
 
 from app.adapters.tables import AliasChange, AliasTarget
 from app.ids import new_id
@@ -20,6 +21,8 @@ from app.tables import AdapterAlias, AdapterVersion
 
 WHOLE = 100
 SYSTEM = "system"  # who points `prod` at an adapter's first version
+
+_shadow_version = aliased(AdapterVersion)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,19 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
+class Shadow:
+    """A version on which `share` of a hundred requests also run, for nobody to see."""
+
+    version_id: str
+    number: int
+    share: int
+
+    @property
+    def version(self) -> str:
+        return f"v{self.number}"
+
+
+@dataclass(frozen=True, slots=True)
 class Pointing:
     """Where an alias points. Targets by their versions' age."""
 
@@ -46,6 +62,7 @@ class Pointing:
     targets: tuple[Target, ...]
     sticky_by: str | None
     updated_at: datetime
+    shadow: Shadow | None = None
 
     @property
     def primary(self) -> Target:
@@ -95,14 +112,19 @@ class AliasRepository:
         sticky_by: str | None,
         actor: str,
         restores: str | None = None,
+        shadow: Shadow | None = None,
     ) -> AliasChange:
         """Point `alias` at `targets` (at least one), wherever it pointed before."""
+        shadowed = None if shadow is None else shadow.version_id
+        share = None if shadow is None else shadow.share
         statement = insert(AdapterAlias).values(
             adapter_id=adapter_id,
             alias=alias,
             tenant_id=self._tenant_id,
             version_id=primary_of(targets).version_id,
             sticky_by=sticky_by,
+            shadow_version_id=shadowed,
+            shadow_share=share,
         )
         await self._session.execute(
             statement.on_conflict_do_update(
@@ -110,6 +132,8 @@ class AliasRepository:
                 set_={
                     "version_id": statement.excluded.version_id,
                     "sticky_by": statement.excluded.sticky_by,
+                    "shadow_version_id": statement.excluded.shadow_version_id,
+                    "shadow_share": statement.excluded.shadow_share,
                     "updated_at": func.now(),
                 },
             )
@@ -205,6 +229,9 @@ class AliasRepository:
                 AdapterAlias.alias,
                 AdapterAlias.sticky_by,
                 AdapterAlias.updated_at,
+                AdapterAlias.shadow_version_id,
+                _shadow_version.number,
+                AdapterAlias.shadow_share,
                 AdapterVersion.id,
                 AdapterVersion.number,
                 func.coalesce(AliasTarget.weight, WHOLE),
@@ -222,6 +249,7 @@ class AliasRepository:
                 AdapterVersion.id
                 == func.coalesce(AliasTarget.version_id, AdapterAlias.version_id),
             )
+            .outerjoin(_shadow_version, _shadow_version.id == AdapterAlias.shadow_version_id)
             .where(
                 AdapterAlias.tenant_id == self._tenant_id,
                 AdapterAlias.adapter_id.in_(adapter_ids),
@@ -231,10 +259,18 @@ class AliasRepository:
         if alias is not None:
             query = query.where(AdapterAlias.alias == alias)
         found: dict[tuple[str, str], Pointing] = {}
-        for adapter_id, name, sticky_by, updated_at, *target in await self._session.execute(query):
+        for row in await self._session.execute(query):
+            adapter_id, name, sticky_by, updated_at, *shadow = row[:7]
             before = found.get((adapter_id, name))
-            targets = (*(before.targets if before else ()), Target(*target))
-            found[adapter_id, name] = Pointing(adapter_id, name, targets, sticky_by, updated_at)
+            targets = (*(before.targets if before else ()), Target(*row[7:]))
+            found[adapter_id, name] = Pointing(
+                adapter_id,
+                name,
+                targets,
+                sticky_by,
+                updated_at,
+                shadow=None if shadow[0] is None else Shadow(*shadow),
+            )
         return list(found.values())
 
     def _changes(self, adapter_id: str, alias: str) -> Select[AliasChange]:

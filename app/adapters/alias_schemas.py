@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, Field, model_validator
 
-from app.adapters.alias_repository import Pointing
+from app.adapters.alias_repository import Pointing, Shadow
 from app.adapters.tables import AliasChange
 from app.adapters.weighted import StickyBy
 from app.bodies import Body, Timestamp
 from app.etags import etag_of
+from app.rollouts.shadows import ShadowSample
 
 MAX_TARGETS = 20
 VersionName = Annotated[str, Field(min_length=2, max_length=64)]
@@ -28,6 +30,7 @@ class AliasPut(Body):
     """Either one `version`, or `targets` whose weights sum to 100.
 
     `sticky_by`: requests with the same value of this field mean the same target.
+    `shadow`: in `weight` of a hundred requests its `version` runs too, and nobody sees its answer.
     """
 
     version: VersionName | None = None
@@ -35,6 +38,7 @@ class AliasPut(Body):
         Annotated[list[WeightedVersion], Field(min_length=1, max_length=MAX_TARGETS)] | None
     ) = None
     sticky_by: StickyBy | None = None
+    shadow: WeightedVersion | None = None
 
     @model_validator(mode="after")
     def _names_something(self) -> Self:
@@ -72,6 +76,7 @@ class AliasView(BaseModel):
     version_id: str
     targets: list[TargetView]
     sticky_by: str | None
+    shadow: TargetView | None
     updated: Timestamp
     etag: str
 
@@ -87,10 +92,43 @@ class AliasView(BaseModel):
                 for each in pointing.targets
             ],
             sticky_by=pointing.sticky_by,
+            shadow=_shadow(pointing.shadow),
             updated=pointing.updated_at,
             etag="",
         )
         return view.model_copy(update={"etag": etag_of(view.model_dump(mode="json"))})
+
+
+class ShadowResults(BaseModel):
+    """What came of running on the shadow: of `num`, `errors` failed, and `identical` said the same.
+
+    `agreement`: the mean part of an answer, in characters, before the two differ; null without any.
+    """
+
+    object: Literal["adapter.alias.shadow"] = "adapter.alias.shadow"
+    alias: str
+    version_id: str
+    num: int
+    errors: int
+    identical: int
+    agreement: float | None
+    mean_chars: float | None
+    mean_shadow_chars: float | None
+
+    @classmethod
+    def of(cls, alias: str, version_id: str, samples: Sequence[ShadowSample]) -> Self:
+        ours = [each for each in samples if each.version_id == version_id]
+        compared = [each for each in ours if not each.is_error]
+        return cls(
+            alias=alias,
+            version_id=version_id,
+            num=len(ours),
+            errors=len(ours) - len(compared),
+            identical=sum(each.is_identical for each in compared),
+            agreement=_mean([each.agreement for each in compared]),
+            mean_chars=_mean([each.num_chars for each in compared]),
+            mean_shadow_chars=_mean([each.num_shadow_chars for each in compared]),
+        )
 
 
 class AliasChangeView(BaseModel):
@@ -119,3 +157,15 @@ class AliasChangeView(BaseModel):
             restores=change.restores,
             changed=change.changed_at,
         )
+
+
+def _shadow(shadow: Shadow | None) -> TargetView | None:
+    if shadow is None:
+        return None
+    return TargetView(
+        version=shadow.version, version_id=shadow.version_id, weight=shadow.share
+    )
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None

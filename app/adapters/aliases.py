@@ -14,11 +14,18 @@ from datetime import date
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from app.adapters.alias_repository import WHOLE, AliasRepository, Pointing, Target, target_of
+from app.adapters.alias_repository import (
+    WHOLE,
+    AliasRepository,
+    Pointing,
+    Shadow,
+    Target,
+    target_of,
+)
 from app.adapters.alias_schemas import AliasPut, AliasView
 from app.adapters.names import is_alias
 from app.adapters.service import find_adapter, find_version, lock_adapter
-from app.adapters.states import is_nameable
+from app.adapters.states import SHADOWABLE, is_nameable
 from app.adapters.tables import AliasChange
 from app.adapters.versions_repository import VersionRepository
 from app.audit.trail import AuditTrail
@@ -68,7 +75,10 @@ async def put_alias(
     before = await AliasRepository(session, tenant_id).get(adapter.id, alias)
     _check_match(before, if_match)
     await refuse_rollout(session, adapter, alias)
-    return await move_alias(session, adapter, alias, targets, body.sticky_by, trail)
+    shadow = await _find_shadow(session, adapter, body)
+    return await move_alias(
+        session, adapter, alias, targets, body.sticky_by, trail, shadow=shadow
+    )
 
 
 async def roll_back(
@@ -128,12 +138,19 @@ async def move_alias(
     trail: AuditTrail,
     *,
     restores: str | None = None,
+    shadow: Shadow | None = None,
 ) -> Pointing:
     """Point an alias of a locked adapter at targets that were checked, and write it down."""
     aliases = AliasRepository(session, adapter.tenant_id)
     before = await aliases.get(adapter.id, alias)
     await aliases.put(
-        adapter.id, alias, targets, sticky_by=sticky_by, actor=trail.actor, restores=restores
+        adapter.id,
+        alias,
+        targets,
+        sticky_by=sticky_by,
+        actor=trail.actor,
+        restores=restores,
+        shadow=shadow,
     )
     after = await aliases.get(adapter.id, alias)
     assert after is not None
@@ -168,6 +185,22 @@ async def refuse_rollout(session: AsyncSession, adapter: Adapter, alias: str) ->
             param="alias",
             details={"rollout": open_id},
         )
+
+
+async def _find_shadow(
+    session: AsyncSession, adapter: Adapter, body: AliasPut
+) -> Shadow | None:
+    """Raises NotFoundError, or ConflictError (`version_not_active`)."""
+    if body.shadow is None:
+        return None
+    version = await find_version(session, adapter.tenant_id, adapter, body.shadow.version)
+    if version.state not in SHADOWABLE:
+        raise ConflictError(
+            f"v{version.number} is {version.state}; no engine may load it.",
+            code="version_not_active",
+            param="shadow",
+        )
+    return Shadow(version.id, version.number, body.shadow.weight)
 
 
 async def _get(session: AsyncSession, adapter: Adapter, alias: str) -> Pointing:

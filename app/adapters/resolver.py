@@ -8,7 +8,7 @@ alias means several versions the draw alone decides, whatever became of the othe
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date, datetime
 
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -21,10 +21,12 @@ from app.db import tenant_scope
 from app.errors import ModelNotFoundError
 from app.plans.limits import Limit
 from app.plans.terms import adapter_limits
+from app.rollouts.shadows import ShadowModel
 from engine.messages import AdapterRef
 from lora.base_spec import BaseSpec
 
 BASE_OWNER = "tenfold"
+WHOLE = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,13 @@ class ResolvedModel:
     limits: tuple[Limit, ...] = ()
     weighted_alias: str | None = None
     """The alias that was drawn from, where it means several versions."""
+    shadow: ShadowModel | None = None
+    """Where this request was drawn to run there too."""
+
+    @property
+    def is_observed(self) -> bool:
+        """Whether somebody compares how this goes with how another version does."""
+        return self.weighted_alias is not None or self.shadow is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +59,7 @@ class NamedModel:
     weights: tuple[int, ...] = (100,)
     alias: str = ""
     sticky_by: str | None = None
+    shadow: ShadowModel | None = None
 
     def pick(self, draw: Draw, model: str) -> ResolvedModel:
         """The target that `draw` means. Raises ModelNotFoundError where it is not served."""
@@ -59,7 +69,12 @@ class NamedModel:
         found = self.targets[place]
         if found is None:
             raise ModelNotFoundError(model)
-        return found
+        shadow = self.shadow
+        if shadow is None or shadow.version_id == found.version_id:
+            return found
+        key = draw.key(f"{self.alias}:shadow", self.sticky_by)
+        is_shadowed = pick((shadow.share, WHOLE - shadow.share), key) == 0
+        return replace(found, shadow=shadow) if is_shadowed else found
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +105,7 @@ async def resolve(
         weights=tuple(each.weight for each in found),
         alias=f"{found[0].adapter_id}:{name}",
         sticky_by=found[0].sticky_by,
+        shadow=_shadow(principal, name, found[0]),
     )
 
 
@@ -153,6 +169,24 @@ def _resolved(
         adapter_id=found.adapter_id,
         limits=adapter_limits(found.adapter_id, found.limits),
         weighted_alias=alias,
+    )
+
+
+def _shadow(principal: Principal, alias: str | None, found: NamedVersion) -> ShadowModel | None:
+    if alias is None or found.shadow_id is None or found.shadow_share is None:
+        return None
+    assert found.shadow_digest is not None and found.shadow_locator is not None
+    return ShadowModel(
+        adapter=AdapterRef(
+            tenant_id=principal.tenant_id,
+            digest=found.shadow_digest,
+            locator=found.shadow_locator,
+            certificate=found.shadow_certificate or "",
+        ),
+        version_id=found.shadow_id,
+        adapter_id=found.adapter_id,
+        alias=alias,
+        share=found.shadow_share,
     )
 
 

@@ -13,18 +13,23 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Date, Select, and_, cast, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import aliased
 
 from app.adapters.names import AdapterName
-from app.adapters.states import NAMEABLE
+from app.adapters.states import NAMEABLE, SHADOWABLE
 from app.adapters.tables import AliasTarget
 from app.tables import Adapter, AdapterAlias, AdapterVersion
 
 MAX_NAMED = 100  # an alias has no more targets: each has at least a hundredth
 
+_shadow = aliased(AdapterVersion)
+
 
 @dataclass(frozen=True, slots=True)
 class NamedVersion:
-    """`weight` is its part of what the name means, in percent. `sticky_by`: of the alias."""
+    """`weight` is its part of what the name means, in percent. `sticky_by` and what begins with
+    `shadow_` is of the alias.
+    """
 
     adapter_name: str
     number: int
@@ -40,6 +45,11 @@ class NamedVersion:
     certificate: str | None = None
     weight: int = 100
     sticky_by: str | None = None
+    shadow_share: int | None = None
+    shadow_id: str | None = None
+    shadow_digest: str | None = None
+    shadow_locator: str | None = None
+    shadow_certificate: str | None = None
 
     @property
     def version(self) -> str:
@@ -116,8 +126,22 @@ def _join_alias(query: Select[*tuple[Any, ...]]) -> Select[*tuple[Any, ...]]:
                 AliasTarget.alias == AdapterAlias.alias,
             ),
         )
+        .outerjoin(
+            _shadow,
+            and_(
+                _shadow.id == AdapterAlias.shadow_version_id, _shadow.state.in_(SHADOWABLE)
+            ),
+        )
         .where(AdapterVersion.id == func.coalesce(AliasTarget.version_id, AdapterAlias.version_id))
-        .add_columns(_weight(), AdapterAlias.sticky_by)
+        .add_columns(
+            _weight(),
+            AdapterAlias.sticky_by,
+            AdapterAlias.shadow_share,
+            _shadow.id,
+            _shadow.digest,
+            _shadow.locator,
+            func.jsonb_extract_path_text(_shadow.certificate, "certificate"),
+        )
     )
 
 

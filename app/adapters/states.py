@@ -32,6 +32,8 @@ DELETED = "deleted"
 STATES = (VERIFYING, VALIDATED, ACTIVE, DEPRECATED, ARCHIVED, REJECTED, DELETING, DELETED)
 NAMEABLE = (ACTIVE, DEPRECATED)
 """What an alias or a request may name; a deprecated one until its day."""
+SHADOWABLE = (VALIDATED, ACTIVE, DEPRECATED)
+"""What may run beside an alias, where nobody sees its answers."""
 NEEDS_BYTES = (VERIFYING, VALIDATED, ACTIVE, DEPRECATED, ARCHIVED)
 """What may be served, or may come to be."""
 GONE = (DELETING, DELETED)

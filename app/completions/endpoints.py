@@ -100,8 +100,8 @@ async def _respond(
 ) -> Response:
     headers = partial(response_headers, answer, started_at)
     generated = generate(context, answer, Patience())
-    if answer.model.weighted_alias is not None:
-        generated = observed(context, answer.model, partial(_num_tokens, answer), generated)
+    if answer.model.is_observed:
+        generated = observed(context, answer, body.stop, generated)
     if body.stream:
         stall_timeout_s = context.settings.client_stall_timeout_s
         return EventStreamResponse(
@@ -110,10 +110,6 @@ async def _respond(
     choices = await while_connected(request.receive, collect(answer, generated))
     content = msgspec.json.encode(shape.whole(choices, answer.usage()))
     return Response(content, media_type="application/json", headers=headers())
-
-
-def _num_tokens(answer: Answer) -> int:
-    return answer.usage().completion_tokens
 
 
 def _includes_usage(body: CommonBody) -> bool:

@@ -1,4 +1,4 @@
-"""Watches one answer of a weighted alias as it is made, for the gates of rollouts.
+"""Watches one answer as it is made, for the gates of rollouts and for comparison with a shadow.
 
 Knows nothing of gates. Invariants: what is watched is passed on as it came, at once; a request that
 its client left is no sample; a sample is written after the answer, and nobody waits for it.
@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 
-from app.adapters.resolver import ResolvedModel
 from app.completions.choice import Delta
 from app.completions.connection import ClientTooSlowError
+from app.completions.service import Answer
 from app.context import AppContext
 from app.errors import ApiError
 from app.promptly import done_or_left
@@ -70,49 +70,54 @@ class _Watch:
 
 async def observed(
     context: AppContext,
-    model: ResolvedModel,
-    num_tokens: Callable[[], int],
+    answer: Answer,
+    stops: Sequence[str],
     generated: AsyncGenerator[list[Delta], None],
 ) -> AsyncGenerator[list[Delta], None]:
-    """`generated` as it is. num_tokens: how many tokens it had, asked when it has ended."""
-    watch = _Watch()
-    async with aclosing(generated):
-        try:
-            async for deltas in generated:
-                watch.take(deltas)
-                yield deltas
-        except ClientTooSlowError as error:
-            with suppress(ClientTooSlowError):
-                await generated.athrow(error)
-            raise
-        except ApiError as error:
-            if error.status >= SERVER_ERROR and error.code not in NOBODYS_FAULT:
-                await _record(context, model, watch, 0, is_error=True)
-            raise
-    await _record(context, model, watch, num_tokens(), is_error=False)
+    """`generated` as it is; its first sequence runs on the model's shadow too, if it has one."""
+    watch, shadow = _Watch(), answer.model.shadow
+    run = None if shadow is None else context.shadows.begin(shadow, answer.requests[0], stops)
+    is_whole = False
+    try:
+        async with aclosing(generated):
+            try:
+                async for deltas in generated:
+                    watch.take(deltas)
+                    yield deltas
+            except ClientTooSlowError as error:
+                with suppress(ClientTooSlowError):
+                    await generated.athrow(error)
+                raise
+            except ApiError as error:
+                if error.status >= SERVER_ERROR and error.code not in NOBODYS_FAULT:
+                    await _record(context, answer, watch, is_error=True)
+                raise
+        is_whole = True
+    finally:
+        if run is not None and not is_whole:
+            run.cancel()
+    if shadow is not None and run is not None:
+        context.shadows.compare(shadow, watch.texts.get(0, ""), run)
+    await _record(context, answer, watch, is_error=False)
 
 
-async def _record(
-    context: AppContext,
-    model: ResolvedModel,
-    watch: _Watch,
-    num_tokens: int,
-    *,
-    is_error: bool,
-) -> None:
-    assert model.adapter_id and model.weighted_alias and model.version_id
+async def _record(context: AppContext, answer: Answer, watch: _Watch, *, is_error: bool) -> None:
+    """For the gates, where the alias means several versions."""
+    model = answer.model
+    if model.weighted_alias is None or context.redis.is_away:
+        return
+    assert model.adapter_id is not None and model.version_id is not None
     sample = Sample(
         at_s=context.now().timestamp(),
         version_id=model.version_id,
         is_error=is_error,
         ttft_ms=watch.ttft_ms,
         inter_token_ms=watch.inter_token_ms,
-        num_tokens=num_tokens,
+        num_tokens=0 if is_error else answer.usage().completion_tokens,
         is_json=watch.is_json,
     )
-    if not context.redis.is_away:
-        work = context.samples.record(model.adapter_id, model.weighted_alias, sample)
-        await done_or_left(work, 0)
+    work = context.samples.record(model.adapter_id, model.weighted_alias, sample)
+    await done_or_left(work, 0)
 
 
 def _is_json(text: str) -> bool:

@@ -7,12 +7,13 @@ request waits for it.
 
 from __future__ import annotations
 
-from typing import cast
+from typing import TypeVar, cast
 
 import msgspec
 import structlog
 
 from app.rollouts.gates import Sample
+from app.rollouts.shadows import ShadowSample
 from engine.transport import keys
 from engine.transport.connection import open_async_redis, translated_errors
 
@@ -23,6 +24,9 @@ TTL_S = 7 * 86_400
 MAX_CONNECTIONS = 4
 
 _decoder = msgspec.msgpack.Decoder(Sample)
+_shadow_decoder = msgspec.msgpack.Decoder(ShadowSample)
+
+T = TypeVar("T")
 
 
 class SampleBook:
@@ -35,22 +39,37 @@ class SampleBook:
         await self._redis.aclose()
 
     async def record(self, adapter_id: str, alias: str, sample: Sample) -> None:
-        name = keys.samples(adapter_id, alias)
+        await self._append(keys.samples(adapter_id, alias), msgspec.msgpack.encode(sample))
+
+    async def record_shadow(self, adapter_id: str, alias: str, sample: ShadowSample) -> None:
+        await self._append(keys.shadows(adapter_id, alias), msgspec.msgpack.encode(sample))
+
+    async def read(self, adapter_id: str, alias: str) -> list[Sample]:
+        """The oldest first."""
+        return _decoded(_decoder, await self._all(keys.samples(adapter_id, alias)))
+
+    async def read_shadows(self, adapter_id: str, alias: str) -> list[ShadowSample]:
+        """The oldest first."""
+        return _decoded(_shadow_decoder, await self._all(keys.shadows(adapter_id, alias)))
+
+    async def _append(self, name: str, data: bytes) -> None:
         with translated_errors():
             async with self._redis.pipeline(transaction=True) as pipe:
-                pipe.rpush(name, msgspec.msgpack.encode(sample))
+                pipe.rpush(name, data)
                 pipe.ltrim(name, -MAX_SAMPLES, -1)
                 pipe.pexpire(name, TTL_S * 1000)
                 await pipe.execute()
 
-    async def read(self, adapter_id: str, alias: str) -> list[Sample]:
-        """The oldest first."""
+    async def _all(self, name: str) -> list[bytes]:
         with translated_errors():
-            found = await self._redis.lrange(keys.samples(adapter_id, alias), 0, -1)
-        samples = []
-        for data in cast("list[bytes]", found):
-            try:
-                samples.append(_decoder.decode(data))
-            except msgspec.MsgspecError as error:
-                log.error("sample_dropped", error=str(error))
-        return samples
+            return cast("list[bytes]", await self._redis.lrange(name, 0, -1))
+
+
+def _decoded(decoder: msgspec.msgpack.Decoder[T], found: list[bytes]) -> list[T]:
+    samples = []
+    for data in found:
+        try:
+            samples.append(decoder.decode(data))
+        except msgspec.MsgspecError as error:
+            log.error("sample_dropped", error=str(error))
+    return samples

@@ -36,6 +36,7 @@ touch any of them; whatever is not O(tenants) has an expiry or is deleted with i
     api:<api>           string  an API process lives, expires
     usage               stream  what requests used; an entry stays until it is in the ledger
     samples:<adapter>:<alias>  list  how requests for a weighted alias went, expires
+    shadows:<adapter>:<alias>  list  how far answers and their shadows agreed, expires
     generation          string  a token that a server which lost its data no longer has
     places:<subject>    zset    requests in flight by the expiry of their lease; this and what
                                 else admission keeps: `app/admission/lua/counters.lua`
@@ -89,6 +90,10 @@ def engine(engine_id: str) -> str:
 
 def samples(adapter_id: str, alias: str) -> str:
     return f"{PREFIX}samples:{adapter_id}:{alias}"
+
+
+def shadows(adapter_id: str, alias: str) -> str:
+    return f"{PREFIX}shadows:{adapter_id}:{alias}"
 
 
 def places(subject: str) -> str:

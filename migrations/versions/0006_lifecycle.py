@@ -94,7 +94,8 @@ def downgrade() -> None:
     op.execute("DROP SEQUENCE events_seq")
     for table in reversed(TABLES):
         op.drop_table(table)
-    op.drop_column("adapter_aliases", "sticky_by")
+    for column in ("shadow_share", "shadow_version_id", "sticky_by"):
+        op.drop_column("adapter_aliases", column)
     for column in ("certificate", "activates", "shutdown_on"):
         op.drop_column("adapter_versions", column)
     _set_states(OLD_STATES, "state <> 'deleted'")
@@ -121,7 +122,19 @@ def _extend_versions() -> None:
         sa.Column("activates", sa.Boolean, server_default=sa.true(), nullable=False),
     )
     op.add_column("adapter_versions", sa.Column("certificate", postgresql.JSONB))
-    op.add_column("adapter_aliases", sa.Column("sticky_by", sa.Text))
+    for column in (
+        sa.Column("sticky_by", sa.Text),
+        sa.Column("shadow_version_id", sa.Text),
+        sa.Column("shadow_share", sa.SmallInteger),
+    ):
+        op.add_column("adapter_aliases", column)
+    op.create_foreign_key(
+        op.f("fk_adapter_aliases_shadow_version_id_adapter_id_tenant_id"),
+        "adapter_aliases",
+        "adapter_versions",
+        ["shadow_version_id", "adapter_id", "tenant_id"],
+        ["id", "adapter_id", "tenant_id"],
+    )
 
 
 def _at(name: str, *, nullable: bool = False, is_now: bool = True) -> sa.Column[object]:
