@@ -22,7 +22,7 @@ from app.adapters.tenancy import OwnedSession
 from app.audit.trail import Trail
 from app.bodies import Deleted
 from app.context import AppContext, get_context
-from app.errors import NotFoundError, UnavailableError
+from app.errors import UnavailableError
 from app.etags import IfMatch
 from app.pages import Page, Paging
 from engine.transport.errors import QueueUnavailableError
@@ -87,13 +87,12 @@ async def get_shadow(
 ) -> ShadowResults:
     """How far answers and their shadows agreed, of the version that is the shadow now."""
     pointing = await aliases.find_alias(owned.session, owned.tenant_id, adapter, alias)
-    if pointing.shadow is None:
-        raise NotFoundError("The alias has no shadow.", param="alias")
+    shadow_id = None if pointing.shadow is None else pointing.shadow.version_id
     try:
         samples = await context.samples.read_shadows(pointing.adapter_id, alias)
     except QueueUnavailableError as error:
         raise UnavailableError(internal=str(error)) from error
-    return ShadowResults.of(alias, pointing.shadow.version_id, samples)
+    return ShadowResults.of(alias, shadow_id, samples)
 
 
 @alias_router.delete("/{alias}")

@@ -100,14 +100,16 @@ class AliasView(BaseModel):
 
 
 class ShadowResults(BaseModel):
-    """What came of running on the shadow: of `num`, `errors` failed, and `identical` said the same.
+    """What came of running on the shadow, if there is one: of `num` requests.
+
+    `errors` of them failed, and `identical` said the same.
 
     `agreement`: the mean part of an answer, in characters, before the two differ; null without any.
     """
 
     object: Literal["adapter.alias.shadow"] = "adapter.alias.shadow"
     alias: str
-    version_id: str
+    version_id: str | None
     num: int
     errors: int
     identical: int
@@ -116,7 +118,7 @@ class ShadowResults(BaseModel):
     mean_shadow_chars: float | None
 
     @classmethod
-    def of(cls, alias: str, version_id: str, samples: Sequence[ShadowSample]) -> Self:
+    def of(cls, alias: str, version_id: str | None, samples: Sequence[ShadowSample]) -> Self:
         ours = [each for each in samples if each.version_id == version_id]
         compared = [each for each in ours if not each.is_error]
         return cls(

@@ -1,6 +1,6 @@
 """What a rollout does next, from what its gates found. Pure; knows nothing of SQL.
 
-Invariants: one gate that fails is enough to go back, whatever the others say; a step is left upwards
+Invariants: one gate that fails is enough to go back, whatever others say; a step is left upwards
 only after it has soaked and every gate has passed on samples of that step.
 """
 

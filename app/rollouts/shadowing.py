@@ -1,6 +1,6 @@
 """Runs a request on a second version as well, and compares what the two say.
 
-The second sequence goes into the queue when the first does, so that one engine runs both in the same
+The second sequence goes into the queue when the first does, so that one engine runs both in one
 batch where it leases both. Knows nothing of aliases. Invariants: its answer goes nowhere; it is a
 trial's, not the tenant's, so that nobody is billed or limited for it; the answer that is delivered
 never waits for it; what is kept of both is how far they agree, and not a word.

@@ -26,7 +26,7 @@ from app.tables import Table
 class Rollout(Table):
     """From one version to another. `ladder[step]` is the candidate's share now, in percent.
 
-    `step_since`: since when, or since it was resumed there. `verdict`: why a gate ended or paused it.
+    `step_since`: since when, or since it was resumed there. `verdict`: why a gate ended it.
     """
 
     __tablename__ = "rollouts"
