@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter, Depends, Query
 
 from app.adapters import aliases, service
 from app.adapters.alias_repository import AliasRepository
@@ -18,16 +18,21 @@ from app.adapters.alias_schemas import (
     RollbackPost,
     ShadowResults,
 )
-from app.adapters.tenancy import OwnedSession
+from app.adapters.residency import have_ready
+from app.adapters.tenancy import OwnedSession, TenantId
 from app.audit.trail import Trail
 from app.bodies import Deleted
 from app.context import AppContext, get_context
+from app.db import tenant_scope
 from app.errors import UnavailableError
 from app.etags import IfMatch
 from app.pages import Page, Paging
 from engine.transport.errors import QueueUnavailableError
 
+MAX_WAIT_S = 60.0
+
 Context = Annotated[AppContext, Depends(get_context)]
+Wait = Annotated[float, Query(ge=0, le=MAX_WAIT_S)]
 
 alias_router = APIRouter(prefix="/adapters/{adapter}/aliases")
 
@@ -44,13 +49,22 @@ async def put_alias(
     adapter: str,
     alias: str,
     body: AliasPut,
-    owned: OwnedSession,
+    tenant_id: TenantId,
+    context: Context,
     trail: Trail,
     if_match: IfMatch = None,
+    wait: Wait = 0,
 ) -> AliasView:
-    pointing = await aliases.put_alias(
-        owned.session, owned.tenant_id, adapter, alias, body, trail, if_match
-    )
+    """`wait`: so many seconds for engines to have the targets before it moves."""
+    if wait > 0:
+        targets = [each.version for each in body.weighted]
+        await have_ready(context, tenant_id, adapter, targets, trail, wait_s=wait)
+    async with context.database.session() as session:
+        await tenant_scope(session, tenant_id)
+        pointing = await aliases.put_alias(
+            session, tenant_id, adapter, alias, body, trail, if_match
+        )
+        await session.commit()
     return AliasView.of(pointing)
 
 

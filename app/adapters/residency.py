@@ -21,7 +21,14 @@ from app.context import AppContext
 from app.db import tenant_scope
 from app.errors import ConflictError, UnavailableError
 from app.tables import AdapterVersion
-from engine.messages import AdapterAck, AdapterRef, AdapterReport, Lever, ResidencyState
+from engine.messages import (
+    AdapterAck,
+    AdapterRef,
+    AdapterReport,
+    Lever,
+    Outcome,
+    ResidencyState,
+)
 from engine.transport.errors import QueueUnavailableError
 from engine.transport.levers import EngineLevers, Order
 
@@ -107,6 +114,31 @@ async def pull_lever(
         )
         await session.commit()
     return pulled
+
+
+async def have_ready(
+    context: AppContext,
+    tenant_id: str,
+    adapter: str,
+    versions: Collection[str],
+    trail: AuditTrail,
+    *,
+    wait_s: float,
+) -> None:
+    """Have all engines load these versions, so that nobody's first request does.
+
+    Raises ConflictError (`target_not_ready`) where no engine has one of them in time.
+    """
+    for version in versions:
+        pulled = await pull_lever(
+            context, tenant_id, adapter, version, Lever.PRELOAD, trail, wait_s=wait_s
+        )
+        if all(ack.outcome is not Outcome.READY for ack in pulled.said.values()):
+            raise ConflictError(
+                f"No engine has v{pulled.version.number} ready.",
+                code="target_not_ready",
+                param="targets",
+            )
 
 
 def adapter_ref(version: AdapterVersion) -> AdapterRef:

@@ -264,3 +264,23 @@ async def test_an_adapter_in_use_is_busy(
     outcome = busy["engines"][0]["outcome"]
     assert outcome == "busy" or running.done()
     assert (await running).status_code == 200
+
+
+async def test_an_alias_moves_when_its_target_is_there_and_not_before(
+    operator: Operator, versions: list[Version], engine: StubLoop, levers: EngineLevers
+) -> None:
+    await eventually(lambda: lives(levers))
+    path = f"{BOT}/aliases/prod"
+    moved = await operator.done("PUT", path, json={"version": "v2"}, params={"wait": 10})
+    assert moved["version"] == "v2"
+    digests = {digest for _, digest in engine.core.residency.ready_keys()}
+    assert digests == {versions[1]["digest"]}
+
+
+async def test_control_an_alias_whose_target_is_nowhere_in_time_does_not_move(
+    operator: Operator, versions: list[Version]
+) -> None:
+    path = f"{BOT}/aliases/prod"
+    refused = await operator.call("PUT", path, json={"version": "v2"}, params={"wait": 1})
+    assert code(refused) == (409, "target_not_ready")
+    assert (await operator.done("GET", path))["version"] == "v1"
