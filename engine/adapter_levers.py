@@ -1,13 +1,14 @@
 """Operators' levers on one engine's adapters: preload, pin, evict, let go; and how each stands.
 
-Belongs to the step loop's thread. Holds no tensors, and nothing here reads or waits. Invariants:
-every command is answered exactly once, with what came of it; pinned adapters take at most half of
-the pool, so that no request is kept out by pins; an adapter that was let go has no sequence, no
-page and no place on the host when that is said.
+Belongs to the step loop's thread, but for `report`. Holds no tensors, and nothing here reads or
+waits. Invariants: every command is answered exactly once, with what came of it; pinned adapters
+take at most half of the pool, so that no request is kept out by pins; an adapter that was let go has
+no sequence, no page and no place on the host when that is said.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence as Many
 from dataclasses import dataclass
@@ -39,6 +40,7 @@ log = structlog.get_logger()
 
 PRELOAD_TIMEOUT_S = 60.0
 MAX_FAILURES = 256  # adapters of which it is remembered that they could not be loaded
+SECONDS_PER_REPORT = 0.0005  # thousands of adapters are looked at once a second
 
 DELETED = EngineError(code="adapter_deleted", message="The adapter has been deleted.")
 NO_ROOM = EngineError(code="no_room", message="Running requests hold all pages.")
@@ -97,6 +99,7 @@ class AdapterLevers:
         self._num_changes = 0
         self._reported: Mapping[AdapterKey, AdapterReport] = {}
         self._reported_at = (0, 0)
+        self._built_at = -math.inf
 
     def take(self, command: AdapterCommand) -> None:
         """Begin with a command; one that is under way already goes on."""
@@ -160,19 +163,30 @@ class AdapterLevers:
         return acks
 
     def report(self) -> Mapping[AdapterKey, AdapterReport]:
-        """How every adapter stands; the same object as long as nothing changes."""
+        """How every adapter stands; the same object as long as nothing changes.
+
+        For the heartbeat's thread: what the step loop changes meanwhile is in the next one.
+        """
         seen = (self._residency.num_changes, self._num_changes)
-        if seen != self._reported_at:
+        age_s = self._clock() - self._built_at
+        if seen != self._reported_at and age_s >= SECONDS_PER_REPORT * len(self._reported):
+            self._built_at = self._clock()
             before, self._reported_at = self._reported, seen
             removing = {
                 each.key
-                for each in self._pending.values()
+                for each in list(self._pending.values())
                 if each.command.lever is Lever.LET_GO
             }
-            standings = self._residency.standings()
-            keys = {*standings, *self._failures, *removing}
+            standings, failures = self._residency.standings(), dict(self._failures)
+            keys = {*standings, *failures, *removing}
             self._reported = {
-                key: self._report_on(key, standings.get(key), key in removing, before.get(key))
+                key: self._report_on(
+                    key,
+                    standings.get(key),
+                    failures.get(key),
+                    is_removing=key in removing,
+                    before=before.get(key),
+                )
                 for key in keys
             }
         return self._reported
@@ -181,16 +195,17 @@ class AdapterLevers:
         self,
         key: AdapterKey,
         standing: Standing | None,
+        failure: EngineError | None,
+        *,
         is_removing: bool,
         before: AdapterReport | None,
     ) -> AdapterReport:
-        error = None
         if is_removing:
-            state = ResidencyState.REMOVING
+            state, error = ResidencyState.REMOVING, None
         elif standing is not None:
-            state = _STATES[standing.state]
+            state, error = _STATES[standing.state], None
         else:
-            state, error = ResidencyState.FAILED, self._failures[key]
+            state, error = ResidencyState.FAILED, failure
         generation = 0 if standing is None else standing.generation
         is_same = before is not None and (before.state, before.generation) == (state, generation)
         return AdapterReport(

@@ -266,7 +266,6 @@ class EngineLoop:
             num_steps=core.num_steps,
             max_loading_us=round(1e6 * core.max_loading_s),
             adapters=core.residency.ready_keys(),
-            reports=core.levers.report(),
         )
         for ack in core.levers.take_acks():
             self._acks.put(ack)
@@ -380,7 +379,7 @@ class EngineLoop:
                         map(adapter_ref, known - snapshot.adapters),
                     )
                     known = snapshot.adapters
-                self._transport.levers.report(snapshot.reports)
+                self._transport.levers.report(self._core.levers.report())
                 acks += drained(self._acks)
                 if acks:
                     self._transport.levers.answer(acks)

@@ -5,8 +5,7 @@ Values, and how they are made; knows nothing of the threads.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from queue import SimpleQueue
 
 from engine.block_keys import BlockKeys
@@ -14,7 +13,6 @@ from engine.messages import (
     Abort,
     AdapterAck,
     AdapterRef,
-    AdapterReport,
     EngineRequest,
     FinishReason,
     TokenOutput,
@@ -53,7 +51,6 @@ class Snapshot:
     num_steps: int = 0
     max_loading_us: int = 0
     adapters: frozenset[AdapterKey] = frozenset()
-    reports: Mapping[AdapterKey, AdapterReport] = field(default_factory=dict)
 
 
 def drained(queue: SimpleQueue[AdapterAck]) -> list[AdapterAck]:

@@ -247,13 +247,12 @@ class Residency:
         return True
 
     def find(self, ref: AdapterRef) -> Standing | None:
-        """How `ref` stands; None where it is neither here nor on its way."""
         entry = self._entries.get(adapter_key(ref))
         return None if entry is None else self._standing(entry)
 
     def standings(self) -> dict[AdapterKey, Standing]:
-        """How every adapter stands that is here or on its way."""
-        return {key: self._standing(entry) for key, entry in self._entries.items()}
+        """How every adapter stands that is here or on its way; from any thread."""
+        return {key: self._standing(entry) for key, entry in list(self._entries.items())}
 
     def forget_unwanted(self, wanted: Collection[AdapterKey]) -> None:
         """Drop what was queued or loaded for requests that are gone and never got pages."""
@@ -388,7 +387,8 @@ class Residency:
     def _num_pages(self, entry: _Entry) -> int:
         if entry.state is State.READY:
             return len(entry.pages)
-        return entry.host.num_pages(self._page_bytes) if entry.host is not None else 0
+        host = entry.host
+        return host.num_pages(self._page_bytes) if host is not None else 0
 
 
 def _is_installed(entry: _Entry) -> bool:
