@@ -2,8 +2,8 @@
 
 Belongs to the step loop's thread, but for `report`. Holds no tensors, and nothing here reads or
 waits. Invariants: every command is answered exactly once, with what came of it; pinned adapters
-take at most half of the pool, so that no request is kept out by pins; an adapter that was let go has
-no sequence, no page and no place on the host when that is said.
+take at most half of the pool, so that no request is kept out by pins; an adapter that was let go
+has no sequence, no page and no place on the host when that is said.
 """
 
 from __future__ import annotations
