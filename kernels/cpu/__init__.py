@@ -1,4 +1,4 @@
-"""The fast CPU backend: packed linears, attention over a work list, LoRA as small products.
+"""The fast CPU backend: packed linears, attention over a work list, compiled loops for few rows.
 
 Knows nothing of requests or adapters. A row's last bits may depend on how many rows share its
 batch; `kernels.cpu.invariant` is the form in which they do not.
@@ -15,7 +15,8 @@ from kernels.cpu.adapter_rows import (
     replace_embedding_rows,
     scale_output,
 )
-from kernels.cpu.attention import AttentionPlan, TileSizes, build_plan, paged_attention
+from kernels.cpu.attention import AttentionPlan, TileSizes, build_plan
+from kernels.cpu.decode_attention import DecodePlan, paged_attention
 from kernels.cpu.linear import PackedLinear, linear, pack_linear
 from kernels.cpu.lora import add_lora, plan_lora
 from kernels.cpu.pages import gather_pages, scatter_pages
@@ -52,9 +53,12 @@ KV_SPLIT = 64
 MAX_WHOLE_CONTEXT = 1024
 
 
-def plan_attention(spans: Sequence[SequenceSpan], block_size: int) -> AttentionPlan:
-    sizes = TileSizes(decode_rows=1, prefill_rows=64, kv_split=choose_kv_split(spans))
-    return build_plan(spans, block_size, sizes)
+def plan_attention(spans: Sequence[SequenceSpan], block_size: int) -> DecodePlan:
+    def tile(some: Sequence[SequenceSpan]) -> AttentionPlan:
+        sizes = TileSizes(decode_rows=1, prefill_rows=64, kv_split=choose_kv_split(some))
+        return build_plan(some, block_size, sizes)
+
+    return DecodePlan(spans, block_size, tile)
 
 
 def choose_kv_split(spans: Sequence[SequenceSpan]) -> int:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import overload
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import numpy as np
 import torch
@@ -22,7 +23,16 @@ from kernels.interface import LoraSegment, LoraSite, LoraSites, SiteKey
 MAX_LOOP_ROWS = 4
 """Of a segment. With more of them a product of matrices, which reads A and B once, is faster."""
 
+NUM_KNOWN_BATCHES = 16
 _known_addresses: WeakKeyDictionary[LoraSites, dict[SiteKey, Table]] = WeakKeyDictionary()
+
+
+@lru_cache(NUM_KNOWN_BATCHES)
+def _tables_of(
+    segments: tuple[tuple[ref[LoraSites], int, int], ...], max_loop_rows: int
+) -> dict[SiteKey, Table | None]:
+    """The tables of a batch, filled in as they are needed: the next step's batch is often alike."""
+    return {}
 
 
 class LoraPlan(Sequence[LoraSegment]):
@@ -30,6 +40,9 @@ class LoraPlan(Sequence[LoraSegment]):
 
     def __init__(self, segments: Sequence[LoraSegment], max_loop_rows: int) -> None:
         self._segments = segments
+        self._tables = _tables_of(
+            tuple((ref(each.weights), each.start, each.end) for each in segments), max_loop_rows
+        )
         self.long: list[LoraSegment] = []
         self._short: list[tuple[LoraSegment, dict[SiteKey, Table]]] = []
         for segment in segments:
@@ -55,6 +68,11 @@ class LoraPlan(Sequence[LoraSegment]):
 
     def short_rows(self, key: SiteKey) -> Table | None:
         """A table of the short segments that have the site; None where none has."""
+        if key not in self._tables:
+            self._tables[key] = self._short_rows(key)
+        return self._tables[key]
+
+    def _short_rows(self, key: SiteKey) -> Table | None:
         found = []
         for segment, known in self._short:
             row = known.get(key)

@@ -1,8 +1,7 @@
 """LoRA of single rows, compiled: a decoding sequence's row against its own adapter, in place.
 
 Per adapter and site this is kilobytes of A and B, less than a call of a tensor library costs. So
-one call does a site of all of them, from a table of addresses. Knows nothing of adapters. Numba
-compiles it when this module is imported, and keeps the machine code where it may write.
+one call does a site of all of them, from a table of addresses. Knows nothing of adapters.
 """
 # mypy: disable-error-code="attr-defined, call-arg, misc, no-untyped-def, no-untyped-call"
 
@@ -11,9 +10,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import carray, njit, types
+from numba import carray, types
 from numba.extending import intrinsic
 
+from kernels.cpu.compiled import Float32Matrix, Int64Matrix, compiled
 from kernels.interface import LoraSite
 
 HEAD, PART = 4, 5
@@ -21,9 +21,6 @@ HEAD, PART = 4, 5
 of B, its ranks (begin, end) and its outputs (begin, end)."""
 
 Table = np.ndarray[Any, np.dtype[np.int64]]
-
-_MATRIX = types.float32[:, ::1]
-_SIGNATURE = types.void(_MATRIX, _MATRIX, types.int64[:, ::1])
 
 
 def addresses(site: LoraSite) -> Table:
@@ -49,8 +46,9 @@ def _float32_pointer(_context, address):
     return types.CPointer(types.float32)(address), build
 
 
-def _add_rows(y, x, table):
-    """y [T, N] += what `table` [entries, columns] says, for x [T, K]; ragged rows end in zeros."""
+@compiled(Float32Matrix, Float32Matrix, Int64Matrix)
+def add_rows(y, x, table):
+    """y [T, N] float32 += what `table` [entries, columns] says, for x [T, K]; rows end in zeros."""
     width = x.shape[1]
     for entry in table:
         a = carray(_float32_pointer(entry[2]), (entry[3], width))
@@ -70,18 +68,3 @@ def _add_rows(y, x, table):
                     h = hidden[first + rank]
                     for n in range(size):
                         target[n] += h * b[rank, n]
-
-
-def _compile() -> Any:
-    # Sums may be reordered for vectors, the same way in every call. Nothing may assume that
-    # numbers are finite: a NaN has to reach the check of the logits.
-    options: dict[str, Any] = {"error_model": "numpy", "nogil": True}
-    options["fastmath"] = {"reassoc", "contract", "nsz"}
-    try:
-        return njit(_SIGNATURE, cache=True, **options)(_add_rows)
-    except RuntimeError:  # nowhere to keep machine code: a read-only root without a home
-        return njit(_SIGNATURE, **options)(_add_rows)
-
-
-add_rows = _compile()
-"""(y [T, N] float32, x [T, K] float32, table [entries, columns]) -> None."""

@@ -115,7 +115,7 @@ def test_linear_norm_and_activation_equal_reference(
 
 
 spans_strategy = st.lists(
-    st.tuples(st.integers(1, 70), st.integers(0, 300)), min_size=1, max_size=5
+    st.tuples(st.just(1) | st.integers(1, 70), st.integers(0, 300)), min_size=1, max_size=5
 )
 
 
@@ -175,6 +175,26 @@ def test_paged_attention_equals_reference_on_poisoned_pages(
     )
     assert torch.isfinite(got).all()
     torch.testing.assert_close(got, want, atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("num_past", [100, 5000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_decoding_equals_reference_in_every_dtype_and_length(
+    backend: KernelBackend, num_past: int, dtype: torch.dtype
+) -> None:
+    generator = torch.Generator().manual_seed(3)
+    num_blocks = -(-(num_past + 1) // 16)
+    caches = torch.randn(2, 2, num_blocks, 16, 16, generator=generator).to(dtype)
+    query = torch.randn(2, 4, 16, generator=generator).to(dtype)
+    table = list(range(num_blocks))
+    spans = [SequenceSpan(0, 1, num_past + 1, table), SequenceSpan(1, 1, 7, table)]
+    got, want = (
+        ops.paged_attention(query, caches[0], caches[1], ops.plan_attention(spans, 16), 0.25)
+        for ops in (backend, REFERENCE)
+    )
+    assert got.dtype == dtype
+    tolerance = 2e-6 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(got, want, atol=tolerance, rtol=tolerance)
 
 
 @pytest.mark.parametrize("option", [{"window": 20}, {"soft_cap": 1.0}])
