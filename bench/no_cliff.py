@@ -96,9 +96,14 @@ class Draws:
         self._cumulative = list(itertools.accumulate(weights))
         self._in_flight: set[int] = set()
 
-    def next(self, ended: int | None) -> tuple[int, int]:
-        """(adapter, tokens), after the one of adapter `ended` ended."""
-        self._in_flight -= {ended}
+    def end(self, adapter: int) -> None:
+        """The one that this adapter had in flight ended."""
+        self._in_flight.remove(adapter)
+
+    def next(self) -> tuple[int, int]:
+        """(adapter, tokens)."""
+        if len(self._in_flight) == len(self._population):
+            raise RuntimeError("every adapter is in flight")
         while True:
             (adapter,) = self._rng.choices(self._population, cum_weights=self._cumulative)
             if adapter not in self._in_flight:
@@ -132,11 +137,11 @@ def predict(population: int, streams: Streams, num_turns: int, fits: int) -> Pre
     now = misses = reads = num_counted = 0
     for _ in range(num_turns):
         for number in range(_num_asked(streams)):
-            ended = None
             if len(in_flight) == streams.num_streams:
                 now, ended = min(in_flight)
                 in_flight.remove((now, ended))
-            adapter, length = draws.next(ended)
+                draws.end(ended)
+            adapter, length = draws.next()
             in_flight.append((now + length, adapter))
             if number >= 2 * streams.num_streams:
                 num_counted += 1
@@ -179,12 +184,13 @@ class Population:
     def turn(self) -> Turn:
         """Answer a turn's requests; none is left in the engine."""
         first, total = 2 * self._streams.num_streams, _num_asked(self._streams)
-        answers = [self._ask(None) for _ in range(self._streams.num_streams)]
+        answers = [self._ask() for _ in range(self._streams.num_streams)]
         marks = []
         while self._client.num_under_way:
             for ended in self._client.step():
+                self._draws.end(self._adapters[ended.name])
                 if len(answers) < total:
-                    answers.append(self._ask(self._adapters[ended.name]))
+                    answers.append(self._ask())
                     if len(answers) in (first, total):
                         marks.append(self._mark())
         begin, end = marks
@@ -200,8 +206,8 @@ class Population:
     def close(self) -> None:
         self._client.close()
 
-    def _ask(self, ended: int | None) -> Answer:
-        adapter, num_tokens = self._draws.next(ended)
+    def _ask(self) -> Answer:
+        adapter, num_tokens = self._draws.next()
         name = str(len(self._adapters))
         self._adapters[name] = adapter
         prompt = self._rng.choices(range(self._vocab_size), k=self._streams.prompt_tokens)

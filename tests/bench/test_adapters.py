@@ -18,19 +18,30 @@ STREAMS = Streams(num_streams=8, num_requests=200)
 
 def test_no_two_requests_in_flight_are_for_the_same_adapter() -> None:
     draws = Draws(9, STREAMS)
-    in_flight = [draws.next(None)[0] for _ in range(8)]
+    in_flight = [draws.next()[0] for _ in range(8)]
     for turn in range(500):
         assert len(set(in_flight)) == 8
-        ended = in_flight.pop(turn % 8)
-        in_flight.append(draws.next(ended)[0])
+        draws.end(in_flight.pop(turn % 8))
+        in_flight.append(draws.next()[0])
+
+
+def test_a_draw_with_every_adapter_in_flight_is_refused_not_endless() -> None:
+    draws = Draws(2, STREAMS)
+    first = [draws.next()[0] for _ in range(2)]
+    with pytest.raises(RuntimeError, match="in flight"):
+        draws.next()
+    for adapter in first:  # a turn ends with none in flight, and the next one draws again
+        draws.end(adapter)
+    assert draws.next()[0] in first
 
 
 def test_adapters_are_drawn_by_zipfs_law() -> None:
     draws = Draws(100, replace(STREAMS, num_streams=1))
-    drawn, last = [0] * 100, None
+    drawn = [0] * 100
     for _ in range(4000):
-        last, _ = draws.next(last)
-        drawn[last] += 1
+        adapter, _ = draws.next()
+        draws.end(adapter)
+        drawn[adapter] += 1
     assert drawn[0] > drawn[3] > drawn[20] > 0
 
 
