@@ -26,6 +26,7 @@ from app.completions.turnstile import Turnstile
 from app.db import Database
 from app.draining import Drain
 from app.files.vault import FileVault, open_vault
+from app.metrics.answers import AnswerMetrics
 from app.metrics.api import ApiMetrics
 from app.registry_snapshot import RegistrySnapshot
 from app.requests.acceptance import Acceptance
@@ -63,6 +64,7 @@ class AppContext:
     admission: Admission
     acceptance: Acceptance
     metrics: ApiMetrics
+    answers: AnswerMetrics
     tracer: Tracer
     drain: Drain
     now: Clock
@@ -75,6 +77,7 @@ class AppContext:
 async def open_context(settings: Settings, now: Clock | None = None) -> AsyncIterator[AppContext]:
     """Connect to everything; `now` (for key expiry) defaults to the system's clock."""
     tracing = open_tracing("api", settings.otlp_endpoint)
+    metrics = ApiMetrics(settings.metrics_top_tenants)
     base = await asyncio.to_thread(BaseSpec.from_folder, settings.model, settings.model_id)
     tokenizer = await asyncio.to_thread(Tokenizer.from_folder, settings.model)
     database = Database(
@@ -118,7 +121,8 @@ async def open_context(settings: Settings, now: Clock | None = None) -> AsyncIte
             redis=redis,
             admission=admission,
             acceptance=acceptance,
-            metrics=ApiMetrics(settings.metrics_top_tenants),
+            metrics=metrics,
+            answers=metrics.answers,
             tracer=tracing.tracer,
             drain=Drain(delay_s=settings.drain_delay_s, limit_s=settings.drain_s),
             now=now or utc_now,

@@ -74,8 +74,8 @@ async def run(settings: WorkerSettings) -> None:
         utc_now,
         lambda rollout_id: worker_trail(peppers, rollout_id, utc_now()),
     )
-    batches = BatchJobs(database, settings, utc_now)
     metrics = WorkerMetrics(database, settings.redis_url, ledger)
+    batches = BatchJobs(database, settings, utc_now, answers=metrics.answers)
     drift = DriftWatch(database, metrics, utc_now)
     log.info("worker_started")
     try:

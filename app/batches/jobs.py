@@ -25,6 +25,7 @@ from app.db import Database
 from app.errors import ApiError, UnavailableError
 from app.files.jobs import FileJobs
 from app.files.vault import FileVault, open_vault
+from app.metrics.answers import AnswerMetrics
 from app.plans.limits import Kind
 from app.settings import WorkerSettings
 
@@ -39,8 +40,16 @@ class BatchJobs:
     """`run` until told to stop. One per worker process; several do no harm."""
 
     def __init__(
-        self, database: Database, settings: WorkerSettings, now: Clock, *, turn_s: float = TURN_S
+        self,
+        database: Database,
+        settings: WorkerSettings,
+        now: Clock,
+        *,
+        turn_s: float = TURN_S,
+        answers: AnswerMetrics | None = None,
     ) -> None:
+        """answers: counts what comes of the lines."""
+        self._answers = answers
         self._database = database
         self._settings = settings
         self._now = now
@@ -88,7 +97,7 @@ class BatchJobs:
                 return
             if self._serving is None:  # not before there is something to run
                 self._serving = await stack.enter_async_context(
-                    open_serving(self._settings, self._now)
+                    open_serving(self._settings, self._now, self._answers)
                 )
             turn = asyncio.create_task(
                 self._take_turn(claim, self._serving, vault, stopping), name=claim.batch_id

@@ -16,6 +16,7 @@ from app.batches.acceptance import LineAcceptance
 from app.batches.line_runner import TakeBack
 from app.context import AppContext, Clock, open_context
 from app.errors import UnavailableError
+from app.metrics.answers import AnswerMetrics
 from app.settings import Settings, WorkerSettings
 from engine.transport.connection import open_async_redis, translated_errors
 from engine.transport.errors import QueueUnavailableError
@@ -35,8 +36,10 @@ class Serving:
 
 
 @asynccontextmanager
-async def open_serving(settings: WorkerSettings, now: Clock) -> AsyncIterator[Serving]:
-    """Connect to everything that a request needs."""
+async def open_serving(
+    settings: WorkerSettings, now: Clock, answers: AnswerMetrics | None = None
+) -> AsyncIterator[Serving]:
+    """Connect to everything that a request needs; `answers` counts what comes of it."""
     async with open_context(_as_api(settings), now) as context:
         acceptance = LineAcceptance(
             context.database, settings.database_url, timeout_s=PATIENCE_S
@@ -53,7 +56,8 @@ async def open_serving(settings: WorkerSettings, now: Clock) -> AsyncIterator[Se
 
         await acceptance.start()
         try:
-            yield Serving(replace(context, acceptance=acceptance), acceptance, take_back)
+            own = replace(context, acceptance=acceptance, answers=answers or context.answers)
+            yield Serving(own, acceptance, take_back)
         finally:
             await acceptance.close()
             await redis.aclose()

@@ -35,7 +35,7 @@ def watched(
     _ask(span, model, first, len(requests))
     watch: AnswerWatch | None = None
     try:
-        with context.metrics.answers.watch(
+        with context.answers.watch(
             first.tenant_id, waited_s=waited_s, num_choices_per_prompt=num_choices_per_prompt
         ) as watch:
             yield watch

@@ -33,8 +33,12 @@ class AnswerMetrics:
         registry: CollectorRegistry,
         top_tenants: int,
         clock: Callable[[], float] = time.perf_counter,
+        *,
+        is_awaited: bool = True,
     ) -> None:
+        """is_awaited: whether somebody waits for the answers; only then it counts how long."""
         self._registry = registry
+        self.is_awaited = is_awaited
         self._clock = clock
         self._top = TopLabels(top_tenants, self._forget)
         self.received = self._counter("tenfold_requests_received", "Requests for an answer.")
@@ -93,7 +97,8 @@ class AnswerMetrics:
             self.failed.labels(self.label(tenant_id), INTERNAL).inc()
             raise
         else:
-            self.latency.labels(self.label(tenant_id)).observe(watch.elapsed_s)
+            if self.is_awaited:
+                self.latency.labels(self.label(tenant_id)).observe(watch.elapsed_s)
         finally:
             self._count(tenant_id, watch)
 
@@ -183,6 +188,7 @@ class AnswerWatch:
             self.num_cached_tokens += output.num_cached_tokens
         if self.first_token_s is None:
             self.first_token_s = now - self._arrived_at
-            self._metrics.first_token.labels(label).observe(self.first_token_s)
+            if self._metrics.is_awaited:
+                self._metrics.first_token.labels(label).observe(self.first_token_s)
         self._last_at[place] = now
         self.num_tokens += num_tokens

@@ -1,7 +1,7 @@
 """What Prometheus reads from a worker: the ledger's lag, what waits, what did not balance.
 
-Knows nothing of how work is done. Invariants: no label has a tenant or a request; asking takes
-`TIMEOUT_S` at most, and what is not known by then is NaN, never 0.
+Knows nothing of how work is done. Invariants: asking takes `TIMEOUT_S` at most, and what is not
+known by then is NaN, never 0; labels are bounded as in the API.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from app.db import Database
 from app.errors import UnavailableError
+from app.metrics.answers import AnswerMetrics
+from app.metrics.api import TOP_TENANTS
 from app.metrics.repository import Waiting, waiting_exports, waiting_jobs
 from app.promptly import promptly
 from app.requests.jobs import LedgerJobs
@@ -39,6 +41,8 @@ class WorkerMetrics:
     def __init__(self, database: Database, redis_url: str, ledger: LedgerJobs) -> None:
         self.registry = new_registry("worker")
         self.registry.register(_LedgerCollector(ledger))
+        self.answers = AnswerMetrics(self.registry, TOP_TENANTS, is_awaited=False)
+        """Of batches."""
         self._database = database
         self._redis = open_async_redis(redis_url, max_connections=1)
         self._lag_records = self._gauge(
