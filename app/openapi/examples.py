@@ -62,6 +62,12 @@ REQUESTS: dict[str, Any] = {
     "POST /keys": {"name": "production", "scopes": ["inference"]},
     "POST /adapters": {"name": MODEL, "description": "Answers about returns."},
     "PUT /adapters/{adapter}/aliases/{alias}": {"version": "v1"},
+    "POST /adapters/{adapter}/rollouts": {
+        "alias": "prod",
+        "to": "v2",
+        "gates": [{"metric": "error_rate", "max": 0.02}],
+    },
+    "POST /adapters/{adapter}/versions/{version}/deprecate": {"date": "2099-01-31"},
     "POST /plans": {"name": "gold", "limits": {"tokens_per_minute": 100_000}, "weight": 2},
     "PUT /plans/{plan}": {"limits": {"tokens_per_minute": 200_000}, "weight": 2},
     "PUT /tenants/{tenant}/plan": {"plan": "gold"},

@@ -14,6 +14,7 @@ from app.adapters.tenancy import OwnedSession
 from app.audit.trail import Trail
 from app.context import AppContext, get_context
 from app.errors import UnavailableError
+from app.idempotency.once import Once
 from app.pages import Page, Paging
 from app.rollouts import service
 from app.rollouts.decision import decide
@@ -28,11 +29,12 @@ rollout_router = APIRouter(prefix="/adapters/{adapter}/rollouts")
 
 @rollout_router.post("", status_code=201)
 async def start_rollout(
-    adapter: str, body: RolloutCreate, owned: OwnedSession, trail: Trail
+    adapter: str, body: RolloutCreate, owned: OwnedSession, trail: Trail, once: Once
 ) -> RolloutView:
-    return RolloutView.of(
-        await service.start_rollout(owned.session, owned.tenant_id, adapter, body, trail)
+    rollout = await service.start_rollout(
+        owned.session, owned.tenant_id, adapter, body, trail
     )
+    return await once.keep(RolloutView.of(rollout))
 
 
 @rollout_router.get("")
