@@ -5,8 +5,8 @@ that can be served a process would do little else, and serve less than it could.
 (`app.completions.door`) has said counts for the same key for `REMEMBERED_S`, before the body is
 read or anybody is asked. Knows nothing of queues. Invariants: nobody is refused here who was not
 refused there so lately that the queue is still as full; a key that asked for the tier `flex` within
-`PATIENT_S`, which may wait longer than others, is not refused here; what a key was told is forgotten
-within seconds of its last request.
+`PATIENT_S`, which may wait longer than others, is not refused here; what a key was told is
+forgotten within seconds of its last request.
 """
 
 from __future__ import annotations

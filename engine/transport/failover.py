@@ -56,9 +56,7 @@ class Failover:
         stream.hold()
         request = request_to_go_on(stream, why)
         is_forced = why is not Adrift.DIED
-        args = requeue_args(
-            request, self._codec, is_forced=is_forced, timeout_s=self._timeout_s
-        )
+        args = requeue_args(request, self._codec, is_forced=is_forced, timeout_s=self._timeout_s)
         was = await self._run("requeue", *args)
         now = self._clock()
         if was in (b"alive", b"gone"):  # a late heartbeat; or an end that has not been read yet

@@ -133,10 +133,7 @@ class OutputStream:
         fresh = output.token_ids[max(0, self.num_tokens - output.index) :]
         if not fresh and output.finish_reason is None:
             return
-        if (
-            self._num_buffered_tokens >= self._max_buffered_tokens
-            and output.finish_reason is None
-        ):
+        if self._num_buffered_tokens >= self._max_buffered_tokens and output.finish_reason is None:
             self.fail("client_too_slow", "The client does not read its stream.", must_abort=True)
             return
         self._append(msgspec.structs.replace(output, index=self.num_tokens, token_ids=fresh))

@@ -18,7 +18,6 @@ from tests.stub_engine.clock import Clock, RealClock
 from tests.stub_engine.loader import DelayedLoader
 from tests.stub_engine.runner import HashRunner, StepCosts
 
-
 STEP_LIMIT_S = 5.0
 
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ import pytest
 from app.requests.consumer import UsageConsumer
 from engine.transport import keys
 from engine.transport.server import EngineTransport
+from tests.builders.raw_client import RawClient
 from tests.builders.stub_loop import StubLoop
 from tests.builders.waiting import eventually, until
 from tests.faults.test_disconnects import ADAPTERS, DeafTransport, Scene, consumer, scene
@@ -77,7 +79,7 @@ async def queued(scene: Scene, stream: bool) -> int:
         await held.steps_until(lambda: held.engine.core.scheduler.num_running == 1)
         while scene.num_in_queue == 0:  # more than it looks ahead
             clients.append(scene.client(stream=stream))
-            await until(lambda num=len(clients): num_known(scene) == num)
+            await until(partial(all_known, scene, clients))
             await asyncio.sleep(0.05)
         clients[-1].vanish()
         await until(lambda: scene.num_in_queue == 0)
@@ -89,9 +91,9 @@ async def queued(scene: Scene, stream: bool) -> int:
         return 0
 
 
-def num_known(scene: Scene) -> int:
-    """Requests that have been submitted, and are not over."""
-    return scene.context.queue.num_in_flight
+def all_known(scene: Scene, clients: Sequence[RawClient]) -> bool:
+    """Whether each has been submitted, and is not over."""
+    return scene.context.queue.num_in_flight == len(clients)
 
 
 async def waiting_for_room(scene: Scene, stream: bool) -> int:

@@ -44,9 +44,7 @@ def envelope(*parts: bytes) -> bytes:
         (CODEC.encode(Abort(request_id="req_1", epoch=3)), CODEC.decode_control),
     ],
 )
-def test_no_damaged_frame_passes_its_mac(
-    sound: bytes, decode: Callable[[bytes], Sealed]
-) -> None:
+def test_no_damaged_frame_passes_its_mac(sound: bytes, decode: Callable[[bytes], Sealed]) -> None:
     decode(sound)
     rng = random.Random(1)
     for _ in range(NUM_FRAMES):

@@ -1,4 +1,4 @@
-"""Who was refused just now is refused again for next to nothing; nobody else is, and not for long."""
+"""Who was refused just now is refused again for next to nothing; nobody else is, nor for long."""
 
 from __future__ import annotations
 

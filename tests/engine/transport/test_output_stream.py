@@ -207,9 +207,7 @@ def buffered_bytes(stream: OutputStream) -> int:
         map(id, stream.token_ids)
     ), "tokens are kept once"
     sizes = [
-        sys.getsizeof(part)
-        for each in waiting
-        for part in (each, each.token_ids, each.request_id)
+        sys.getsizeof(part) for each in waiting for part in (each, each.token_ids, each.request_id)
     ]
     return sum(sizes)
 
