@@ -57,8 +57,9 @@ BEGIN
     END LOOP;
     FOR found IN
         SELECT c.oid::regclass AS relation FROM pg_class c
-        WHERE c.relnamespace = 'public'::regnamespace AND c.relkind = 'S'
-            AND has_sequence_privilege('{APP_ROLE}', c.oid, 'USAGE')
+        WHERE c.relnamespace = 'public'::regnamespace
+            AND CASE c.relkind  -- else the planner may ask it of what is none
+                WHEN 'S' THEN has_sequence_privilege('{APP_ROLE}', c.oid, 'USAGE') ELSE false END
     LOOP
         EXECUTE format('GRANT USAGE ON SEQUENCE %s TO {WORKER_ROLE}', found.relation);
     END LOOP;
