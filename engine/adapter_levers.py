@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence as Many
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
 import structlog

@@ -355,7 +355,9 @@ class EngineCore:
             log.error("request_poisoned", request_id=request.request_id)
             return POISONED
         adapter, is_trial = request.adapter, request.wants_evidence
-        if adapter is not None and not ((is_trial and adapter.is_on_trial) or self._admits(adapter)):
+        if adapter is not None and not (
+            (is_trial and adapter.is_on_trial) or self._admits(adapter)
+        ):
             log.error("adapter_uncertified", request_id=request.request_id, digest=adapter.digest)
             return UNCERTIFIED
         num_tokens = len(request.prompt_token_ids) + len(request.delivered_token_ids)

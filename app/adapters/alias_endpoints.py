@@ -39,9 +39,7 @@ alias_router = APIRouter(prefix="/adapters/{adapter}/aliases")
 
 @alias_router.get("/{alias}")
 async def get_alias(adapter: str, alias: str, owned: OwnedSession) -> AliasView:
-    return AliasView.of(
-        await aliases.find_alias(owned.session, owned.tenant_id, adapter, alias)
-    )
+    return AliasView.of(await aliases.find_alias(owned.session, owned.tenant_id, adapter, alias))
 
 
 @alias_router.put("/{alias}")

@@ -246,8 +246,7 @@ class AliasRepository:
             )
             .join(
                 AdapterVersion,
-                AdapterVersion.id
-                == func.coalesce(AliasTarget.version_id, AdapterAlias.version_id),
+                AdapterVersion.id == func.coalesce(AliasTarget.version_id, AdapterAlias.version_id),
             )
             .outerjoin(_shadow_version, _shadow_version.id == AdapterAlias.shadow_version_id)
             .where(

@@ -164,9 +164,7 @@ class AliasChangeView(BaseModel):
 def _shadow(shadow: Shadow | None) -> TargetView | None:
     if shadow is None:
         return None
-    return TargetView(
-        version=shadow.version, version_id=shadow.version_id, weight=shadow.share
-    )
+    return TargetView(version=shadow.version, version_id=shadow.version_id, weight=shadow.share)
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -76,9 +76,7 @@ async def put_alias(
     _check_match(before, if_match)
     await refuse_rollout(session, adapter, alias)
     shadow = await _find_shadow(session, adapter, body)
-    return await move_alias(
-        session, adapter, alias, targets, body.sticky_by, trail, shadow=shadow
-    )
+    return await move_alias(session, adapter, alias, targets, body.sticky_by, trail, shadow=shadow)
 
 
 async def roll_back(
@@ -187,9 +185,7 @@ async def refuse_rollout(session: AsyncSession, adapter: Adapter, alias: str) ->
         )
 
 
-async def _find_shadow(
-    session: AsyncSession, adapter: Adapter, body: AliasPut
-) -> Shadow | None:
+async def _find_shadow(session: AsyncSession, adapter: Adapter, body: AliasPut) -> Shadow | None:
     """Raises NotFoundError, or ConflictError (`version_not_active`)."""
     if body.shadow is None:
         return None
@@ -231,9 +227,7 @@ async def _entry(aliases: AliasRepository, before: Pointing, to: str | None) -> 
     return previous
 
 
-def _checked(
-    versions: Sequence[tuple[AdapterVersion, int]], today: date
-) -> list[Target]:
+def _checked(versions: Sequence[tuple[AdapterVersion, int]], today: date) -> list[Target]:
     """Raises UnprocessableError (`weights_invalid`) or ConflictError (`version_not_active`)."""
     if len({version.id for version, _ in versions}) < len(versions):
         raise _bad_weights("names a version twice")

@@ -121,9 +121,7 @@ async def _let_go_of_aliases(
         if other is None:
             await remove_alias(session, adapter, pointing, trail)
         else:
-            await move_alias(
-                session, adapter, alias, [target_of(other)], pointing.sticky_by, trail
-            )
+            await move_alias(session, adapter, alias, [target_of(other)], pointing.sticky_by, trail)
 
 
 async def _refuse_rollouts(session: AsyncSession, version: AdapterVersion) -> None:

@@ -109,9 +109,7 @@ async def pull_lever(
         raise UnavailableError(internal=str(error)) from error
     async with context.database.session() as session:
         await tenant_scope(session, tenant_id)
-        await trail.record(
-            session, tenant_id, _ACTIONS[lever], found.id, after=pulled.shown()
-        )
+        await trail.record(session, tenant_id, _ACTIONS[lever], found.id, after=pulled.shown())
         await session.commit()
     return pulled
 

@@ -100,8 +100,9 @@ async def resolve(
     name, found = await _find(session, principal, model, base)
     is_weighted = len(found) > 1
     return NamedModel(
-        targets=tuple(_resolved(model, principal, each, name if is_weighted else None)
-                      for each in found),
+        targets=tuple(
+            _resolved(model, principal, each, name if is_weighted else None) for each in found
+        ),
         weights=tuple(each.weight for each in found),
         alias=f"{found[0].adapter_id}:{name}",
         sticky_by=found[0].sticky_by,

@@ -128,9 +128,7 @@ def _join_alias(query: Select[*tuple[Any, ...]]) -> Select[*tuple[Any, ...]]:
         )
         .outerjoin(
             _shadow,
-            and_(
-                _shadow.id == AdapterAlias.shadow_version_id, _shadow.state.in_(SHADOWABLE)
-            ),
+            and_(_shadow.id == AdapterAlias.shadow_version_id, _shadow.state.in_(SHADOWABLE)),
         )
         .where(AdapterVersion.id == func.coalesce(AliasTarget.version_id, AdapterAlias.version_id))
         .add_columns(

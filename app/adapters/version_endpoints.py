@@ -58,9 +58,7 @@ async def create_version(
     activate: bool = True,
 ) -> VersionView:
     """`activate=false`: once it has passed it waits, as `validated`, to be activated."""
-    version = await upload_version(
-        context, tenant_id, adapter, request, trail, activates=activate
-    )
+    version = await upload_version(context, tenant_id, adapter, request, trail, activates=activate)
     shown = VersionView.of(version)
     return await _wait_until_verified(context, tenant_id, shown, wait)
 
@@ -131,9 +129,7 @@ async def restore_version(
 async def remove_version(
     adapter: str, version: str, how: How, owned: OwnedSession, trail: Trail
 ) -> Deleted:
-    deleted = await delete_version(
-        owned.session, owned.tenant_id, adapter, version, how, trail
-    )
+    deleted = await delete_version(owned.session, owned.tenant_id, adapter, version, how, trail)
     return Deleted(id=deleted.id, object="adapter.version")
 
 

@@ -46,9 +46,7 @@ def to_api_error(error: EngineError | None) -> ApiError:
     if error.code in _UNAVAILABLE:
         return UnavailableError(error.message, code=error.code)
     if error.code in _GONE:
-        return ApiError(
-            404, error.code, "invalid_request_error", error.message, headers=NO_RETRY
-        )
+        return ApiError(404, error.code, "invalid_request_error", error.message, headers=NO_RETRY)
     if error.code in _FAILED_FOR_GOOD:
         return ApiError(500, error.code, "server_error", error.message, headers=NO_RETRY)
     return ApiError(

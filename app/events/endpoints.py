@@ -24,6 +24,4 @@ async def get_events(
 ) -> EventList:
     rows = await list_events(session, after, limit + 1)
     shown = [EventView.of(row) for row in rows[:limit]]
-    return EventList(
-        data=shown, has_more=len(rows) > limit, next=shown[-1].seq if shown else after
-    )
+    return EventList(data=shown, has_more=len(rows) > limit, next=shown[-1].seq if shown else after)

@@ -31,9 +31,7 @@ rollout_router = APIRouter(prefix="/adapters/{adapter}/rollouts")
 async def start_rollout(
     adapter: str, body: RolloutCreate, owned: OwnedSession, trail: Trail, once: Once
 ) -> RolloutView:
-    rollout = await service.start_rollout(
-        owned.session, owned.tenant_id, adapter, body, trail
-    )
+    rollout = await service.start_rollout(owned.session, owned.tenant_id, adapter, body, trail)
     return await once.keep(RolloutView.of(rollout))
 
 

@@ -105,9 +105,7 @@ class RolloutJobs:
         except ConflictError as error:  # a version of it may not be named any more
             await session.refresh(rollout)
             await self._pause(session, rollout, error)
-        log.info(
-            "rollout_moved", rollout_id=rollout.id, state=rollout.state, step=rollout.step
-        )
+        log.info("rollout_moved", rollout_id=rollout.id, state=rollout.state, step=rollout.step)
         return True
 
     async def _follow(
@@ -120,9 +118,7 @@ class RolloutJobs:
         verdict = {"gates": [describe_finding(each) for each in decision.failed]}
         await service.fail(session, adapter, rollout, verdict, trail)
 
-    async def _pause(
-        self, session: AsyncSession, rollout: Rollout, error: ConflictError
-    ) -> None:
+    async def _pause(self, session: AsyncSession, rollout: Rollout, error: ConflictError) -> None:
         """Nothing can be done by itself: somebody has to look."""
         before = RolloutView.of(rollout)
         service.pause(rollout, self._now(), {"code": error.code, "message": error.message})

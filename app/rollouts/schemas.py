@@ -52,9 +52,9 @@ class RolloutCreate(Body):
 
     alias: Line
     to: VersionName
-    ladder: Annotated[list[int], Field(min_length=1, max_length=MAX_STEPS)] = [5, 25, 50, 100]
+    ladder: list[int] = Field(default=[5, 25, 50, 100], min_length=1, max_length=MAX_STEPS)
     soak_s: Annotated[int, Field(ge=0, le=MAX_SOAK_S)] = 600
-    gates: Annotated[list[GateBody], Field(max_length=MAX_GATES)] = []
+    gates: list[GateBody] = Field(default=[], max_length=MAX_GATES)
     on_fail: Literal["rollback", "pause"] = "rollback"
     sticky_by: StickyBy | None = None
 

@@ -243,7 +243,5 @@ async def _record(
 ) -> Rollout:
     await session.flush()
     after = RolloutView.of(rollout)
-    await trail.record(
-        session, rollout.tenant_id, action, rollout.id, before=before, after=after
-    )
+    await trail.record(session, rollout.tenant_id, action, rollout.id, before=before, after=after)
     return rollout

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from itertools import pairwise
 from typing import Any
 
 import httpx
@@ -40,7 +41,7 @@ def test_keys_are_spread_by_weight() -> None:
 
 def test_a_canarys_keys_stay_its_keys_while_it_grows() -> None:
     ladders = [drawn([100 - share, share]) for share in (5, 25, 50, 99)]
-    for before, after in zip(ladders, ladders[1:], strict=False):
+    for before, after in pairwise(ladders):
         assert all(later == 1 for earlier, later in zip(before, after, strict=True) if earlier)
 
 
@@ -237,7 +238,9 @@ async def test_another_targets_end_sends_nobody_to_the_canary(
     """The stable version ceases to be served: those who drew it are told, and nobody moves."""
     body = weighted(("v1", 50), ("v2", 50), sticky_by="user")
     await operator.done("PUT", PROD, **body)
-    before = {user: (await ask(user=user)).headers["x-adapter-version"] for user in "abcdefghijklmnopqrst"}
+    before = {
+        user: (await ask(user=user)).headers["x-adapter-version"] for user in "abcdefghijklmnopqrst"
+    }
     async with owner.session() as session:
         await session.execute(
             text(

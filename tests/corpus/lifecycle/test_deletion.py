@@ -107,7 +107,12 @@ async def test_a_deleted_version_is_not_found_while_what_runs_on_it_is_drained(
 
 
 async def test_what_still_runs_after_the_drain_is_ended_with_its_reason(
-    operator: Operator, push: Push, ask: Ask, settings: Settings, redis_url: str, tiny_base: BaseSpec
+    operator: Operator,
+    push: Push,
+    ask: Ask,
+    settings: Settings,
+    redis_url: str,
+    tiny_base: BaseSpec,
 ) -> None:
     """Each step takes long, so that the request is still there when the worker comes."""
     await push(1)
@@ -213,6 +218,6 @@ async def test_what_an_engine_was_told_twice_is_counted_together(
 
 
 async def test_control_a_mute_engine_is_noticed(redis_url: str, levers: EngineLevers) -> None:
-    with StubEngine(redis_url, engine_id="mute"):
-        with pytest.raises(EnginesSilentError, match="mute"):
-            await QueueEngines(levers, timeout_s=0.3).let_go("ten_a", "sha256:" + "0" * 64)
+    mute = StubEngine(redis_url, engine_id="mute")
+    with mute, pytest.raises(EnginesSilentError, match="mute"):
+        await QueueEngines(levers, timeout_s=0.3).let_go("ten_a", "sha256:" + "0" * 64)

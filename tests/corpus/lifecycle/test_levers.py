@@ -64,9 +64,7 @@ async def state_of(levers: EngineLevers, adapter: AdapterRef) -> ResidencyState 
     return reports[0].state if reports else None
 
 
-async def is_in(
-    levers: EngineLevers, adapter: AdapterRef, state: ResidencyState | None
-) -> None:
+async def is_in(levers: EngineLevers, adapter: AdapterRef, state: ResidencyState | None) -> None:
     async def found() -> bool:
         return await state_of(levers, adapter) is state
 
@@ -141,9 +139,9 @@ async def test_pins_take_half_of_the_pool_at_most(levers: EngineLevers, small: S
         await pull(levers, Lever.PIN, ref(number), until_s=4e9) for number in range(NUM_PAGES)
     ]
     half = NUM_PAGES // 2
-    assert outcomes == [(Outcome.PINNED, None)] * half + [
-        (Outcome.FAILED, "pin_refused")
-    ] * (NUM_PAGES - half)
+    assert outcomes == [(Outcome.PINNED, None)] * half + [(Outcome.FAILED, "pin_refused")] * (
+        NUM_PAGES - half
+    )
 
 
 async def test_what_was_let_go_is_nowhere(levers: EngineLevers, small: StubLoop) -> None:

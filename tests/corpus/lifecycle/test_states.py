@@ -78,8 +78,7 @@ async def actions_on(operator: Operator, target: str) -> list[str]:
 
 async def states_after(operator: Operator, steps: list[tuple[str, dict[str, Any]]]) -> list[str]:
     return [
-        (await operator.done("POST", f"{V2}/{verb}", **options))["state"]
-        for verb, options in steps
+        (await operator.done("POST", f"{V2}/{verb}", **options))["state"] for verb, options in steps
     ]
 
 
