@@ -26,9 +26,10 @@ from app.context import AppContext
 from app.draining import Drain
 from app.error_handlers import install_error_handlers
 from app.errors import UnavailableError
-from app.files import endpoints as files
 from app.events import endpoints as events
+from app.files import endpoints as files
 from app.front_door import FrontDoor
+from app.imports import endpoints as imports
 from app.metrics.api import ApiState
 from app.middleware import BodyLimit, RequestEdge
 from app.openapi import endpoints as openapi
@@ -37,6 +38,7 @@ from app.prices import endpoints as prices
 from app.promptly import promptly
 from app.requests import endpoints as requests
 from app.tenants import endpoints as tenants
+from app.uploads import endpoints as uploads
 from app.usage import endpoints as usage
 from engine.exposition import CONTENT_TYPE
 from engine.transport.errors import QueueUnavailableError
@@ -56,6 +58,8 @@ def create_app(context: AppContext) -> FastAPI:
         api.include_router(app.completions.endpoints.router, prefix=prefix)
         api.include_router(app.models.endpoints.router, prefix=prefix)
         api.include_router(adapters.tenant_router, prefix=prefix)
+        api.include_router(uploads.tenant_router, prefix=prefix)
+        api.include_router(imports.tenant_router, prefix=prefix)
         api.include_router(api_keys.tenant_router, prefix=prefix)
         api.include_router(usage.tenant_router, prefix=prefix)
         api.include_router(files.router, prefix=prefix)
@@ -71,6 +75,8 @@ def create_admin_app(context: AppContext) -> FastAPI:
         tenants.router,
         api_keys.admin_router,
         adapters.admin_router,
+        uploads.admin_router,
+        imports.admin_router,
         requests.router,
         plans.plans,
         plans.limits,
@@ -95,9 +101,7 @@ def _new_app(context: AppContext, drain: Drain) -> FastAPI:
     api.add_middleware(BodyTimeout, timeout_s=context.settings.body_timeout_s)
     api.add_middleware(BodyLimit, max_bytes=context.settings.max_body_bytes)
     api.add_middleware(FrontDoor, max_lag_s=context.settings.max_loop_lag_s)
-    api.add_middleware(
-        RequestEdge, metrics=context.metrics, drain=drain, tracer=context.tracer
-    )
+    api.add_middleware(RequestEdge, metrics=context.metrics, drain=drain, tracer=context.tracer)
     return api
 
 
@@ -114,9 +118,7 @@ def _metrics_router(context: AppContext) -> APIRouter:
 
 async def _state(context: AppContext) -> ApiState:
     queue, registry, redis = context.queue, context.registry.availability, context.redis
-    demand, num_engines = await asyncio.gather(
-        _known(queue.demand()), _known(queue.num_engines())
-    )
+    demand, num_engines = await asyncio.gather(_known(queue.demand()), _known(queue.num_engines()))
     return ApiState(
         demand=demand,
         num_engines=num_engines,

@@ -38,7 +38,9 @@ from engine.tracing import open_tracing
 from engine.transport.client import QueueClient
 from engine.transport.levers import EngineLevers
 from lora.base_spec import BaseSpec
-from lora.store import AdapterStore, open_store
+from lora.store import AdapterStore
+from lora.store_open import open_parts, open_store
+from lora.store_parts import PartStore
 
 NUM_WARM_CONNECTIONS = 4
 STATEMENT_TIMEOUT_S = 5.0
@@ -54,6 +56,7 @@ class AppContext:
     registry: RegistrySnapshot
     revocations: Revocations
     store: AdapterStore
+    parts: PartStore
     base: BaseSpec
     tokenizer: Tokenizer
     queue: QueueClient
@@ -111,7 +114,12 @@ async def open_context(settings: Settings, now: Clock | None = None) -> AsyncIte
             database=database,
             registry=snapshot,
             revocations=revocations,
-            store=open_store(settings.adapter_store),
+            store=open_store(
+                settings.adapter_store,
+                cache=settings.adapter_copies,
+                max_cache_bytes=settings.adapter_cache_bytes,
+            ),
+            parts=open_parts(settings.adapter_store),
             base=base,
             tokenizer=tokenizer,
             queue=queue,

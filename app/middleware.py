@@ -9,6 +9,7 @@ the client.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,6 +33,7 @@ CLIENT_CLOSED_REQUEST = 499  # nginx's number; for logs and metrics only
 UNMATCHED_ROUTE = "unmatched"
 UNTRACED = frozenset({"/livez", "/readyz", "/metrics"})
 UPLOAD_ROUTE_SUFFIXES = ("/versions", "/files")  # uploads have their own, larger limits
+PART_ROUTE = re.compile(r".*/adapters/[^/]+/uploads/[^/]+/files/[^/]+/parts/[^/]+")
 
 
 class RequestEdge:
@@ -165,4 +167,7 @@ async def _refuse() -> Message:
 
 
 def _is_upload(scope: Scope) -> bool:
-    return scope["method"] == "POST" and str(scope["path"]).endswith(UPLOAD_ROUTE_SUFFIXES)
+    method, path = scope["method"], str(scope["path"])
+    if method == "PUT":
+        return PART_ROUTE.fullmatch(path) is not None
+    return method == "POST" and path.endswith(UPLOAD_ROUTE_SUFFIXES)

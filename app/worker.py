@@ -27,6 +27,7 @@ from app.database_url import connect
 from app.db import CONNECT_TIMEOUT_S, Database
 from app.errors import UnavailableError
 from app.idempotency.jobs import AnswerJobs
+from app.imports.jobs import open_imports
 from app.logging import configure_logging
 from app.metrics.drift import DriftWatch
 from app.metrics.worker import WorkerMetrics
@@ -35,12 +36,13 @@ from app.rollouts.jobs import RolloutJobs
 from app.rollouts.samples import SampleBook
 from app.schema_repository import read_schema
 from app.settings import WorkerSettings
+from app.uploads.jobs import UploadJobs
 from app.usage.jobs import UsageJobs
 from app.worker_health import health_port
 from engine.transport.levers import EngineLevers
 from lora.base_files import BaseFiles
 from lora.base_spec import BaseSpec, UnsupportedBaseError
-from lora.store import open_store
+from lora.store_open import open_parts, open_store
 
 log = structlog.get_logger()
 
@@ -63,7 +65,13 @@ async def run(settings: WorkerSettings) -> None:
     database = Database(settings.database_url, pool_size=6)
     base = await asyncio.to_thread(BaseSpec.from_folder, settings.model, settings.model_id)
     model = await asyncio.to_thread(find_base_weights, settings.model, base)
-    store = open_store(settings.adapter_store)
+    store = open_store(
+        settings.adapter_store,
+        cache=settings.adapter_copies,
+        max_cache_bytes=settings.adapter_cache_bytes,
+    )
+    uploads = UploadJobs(database, open_parts(settings.adapter_store), utc_now)
+    imports = open_imports(settings, database, store, base, utc_now)
     peppers = settings.key_pepper.get_secret_value()
     levers = EngineLevers(settings.redis_url, secret=settings.queue_secret.get_secret_value())
     ledger = LedgerJobs(database, settings)
@@ -98,6 +106,8 @@ async def run(settings: WorkerSettings) -> None:
             group.create_task(_do_jobs(settings.database_url, runner, stopping))
             group.create_task(ledger.run(stopping))
             group.create_task(usage.run(stopping))
+            group.create_task(uploads.run(stopping))
+            group.create_task(imports.run(stopping))
             group.create_task(rollouts.run(stopping))
             group.create_task(batches.run(stopping))
             group.create_task(AnswerJobs(database).run(stopping))

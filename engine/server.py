@@ -45,7 +45,7 @@ from engine.tracing import ENDPOINT, TracingMissingError, open_tracing
 from engine.transport.certificates import Certificates
 from engine.transport.server import EngineTransport
 from lora.base_spec import BaseSpec
-from lora.store import open_store
+from lora.store_open import DEFAULT_CACHE, DEFAULT_CACHE_BYTES, open_store
 
 log = structlog.get_logger("engine")
 
@@ -57,8 +57,19 @@ def serve(
     model: Annotated[Path, typer.Option(envvar="TENFOLD_MODEL", help="Folder of the base model.")],
     redis_url: Annotated[str, typer.Option(envvar="TENFOLD_REDIS_URL", help="The queue.")],
     adapter_store: Annotated[
-        str, typer.Option(envvar="TENFOLD_ADAPTER_STORE", help="Folder of the adapters' bytes.")
+        str,
+        typer.Option(
+            envvar=["TENFOLD_ADAPTER_STORE_URL", "TENFOLD_ADAPTER_STORE"],
+            help="Folder or bucket of the adapters' bytes.",
+        ),
     ],
+    adapter_cache: Annotated[
+        Path,
+        typer.Option(envvar="TENFOLD_ADAPTER_CACHE", help="Where copies of a bucket's are kept."),
+    ] = DEFAULT_CACHE,
+    adapter_cache_bytes: Annotated[
+        int, typer.Option(envvar="TENFOLD_ADAPTER_CACHE_BYTES", help="Bytes of all copies.")
+    ] = DEFAULT_CACHE_BYTES,
     model_id: Annotated[
         str | None, typer.Option(envvar="TENFOLD_MODEL_ID", help="The base's name in requests.")
     ] = None,
@@ -235,7 +246,7 @@ def serve(
         return not certified_only or certificates.is_valid(ref.digest, ref.certificate)
 
     loader = AdapterLoader(
-        open_store(adapter_store),
+        open_store(adapter_store, cache=adapter_cache, max_cache_bytes=adapter_cache_bytes),
         base,
         runner.base_tensors,
         prepare=runner.prepare_adapter,

@@ -141,20 +141,6 @@ def check_files(files: Mapping[str, object]) -> None:
         raise ValueError(f"an adapter does not consist of {sorted(files)}")
 
 
-def open_store(url_or_path: str) -> AdapterStore:
-    """The store that `url_or_path` names: a folder's path or `file://` URL.
-
-    Raises:
-        ValueError: another scheme.
-    """
-    scheme, separator, rest = url_or_path.partition("://")
-    if not separator:
-        return LocalAdapterStore(Path(url_or_path))
-    if scheme == "file" and rest.startswith("/"):
-        return LocalAdapterStore(Path(rest))
-    raise ValueError(f"adapter store {url_or_path!r}: only a folder or a file:/// URL is supported")
-
-
 def is_complete(folder: Path) -> bool:
     """Whether a folder has what no adapter is without."""
     return (folder / CONFIG_FILE).is_file() and (folder / WEIGHTS_FILE).is_file()

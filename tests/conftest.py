@@ -7,5 +7,6 @@ pytest_plugins = [
     "tests.fixtures.processes",
     "tests.fixtures.demo_base",
     "tests.fixtures.ledger",
+    "tests.fixtures.object_store",
     "tests.fixtures.tenant_bytes",
 ]

@@ -18,8 +18,8 @@ from lora.store import (
     AdapterStoreError,
     StoreUnavailableError,
     locator_of,
-    open_store,
 )
+from lora.store_open import open_store
 
 NOWHERE = "sha256:" + "0" * 64
 FILE_SCHEME = "file://"
@@ -32,13 +32,9 @@ def look_at_model(folder: Path | None, model_id: str | None) -> Iterator[Finding
     try:
         base = BaseSpec.from_folder(folder, model_id)
     except (UnsupportedBaseError, OSError, ValueError) as error:
-        yield fail(
-            "model", f"{folder}: {error}", "give the folder of a model of the Llama family"
-        )
+        yield fail("model", f"{folder}: {error}", "give the folder of a model of the Llama family")
         return
-    yield ok(
-        "model", f"{base.model_id}: {base.num_layers} layers, context of {base.max_model_len}"
-    )
+    yield ok("model", f"{base.model_id}: {base.num_layers} layers, context of {base.max_model_len}")
     yield _tokenizer(folder)
     yield _weights(folder, base)
 

@@ -19,7 +19,7 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 Resolver = Callable[[str, int], Awaitable[list[str]]]
 
 RESOLVE_TIMEOUT_S = 10.0
-# Addresses that a gateway turns into others: NAT64, 6to4, Teredo, and the deprecated IPv4-compatible
+# Addresses that a gateway turns into others: NAT64, 6to4, Teredo, and the old IPv4-compatible
 # ones. What they reach cannot be told from here.
 _TUNNELS = tuple(
     map(ipaddress.ip_network, ("64:ff9b::/96", "64:ff9b:1::/48", "2002::/16", "2001::/32", "::/96"))
@@ -37,9 +37,7 @@ def parse_networks(text: str) -> tuple[Network, ...]:
     return tuple(ipaddress.ip_network(each.strip()) for each in text.split(",") if each.strip())
 
 
-async def pin_address(
-    host: str, port: int, resolve: Resolver, allowed: Iterable[Network]
-) -> str:
+async def pin_address(host: str, port: int, resolve: Resolver, allowed: Iterable[Network]) -> str:
     """The one address to connect to. Raises ImportFailure `import_address_forbidden`."""
     try:
         async with asyncio.timeout(RESOLVE_TIMEOUT_S):
@@ -51,9 +49,7 @@ async def pin_address(
         raise source_failed(f"'{host}' cannot be resolved.")
     networks = tuple(allowed)
     if not all(is_reachable(address, networks) for address in addresses):
-        raise ImportFailure(
-            "import_address_forbidden", f"'{host}' is not on the public internet."
-        )
+        raise ImportFailure("import_address_forbidden", f"'{host}' is not on the public internet.")
     return str(addresses[0])
 
 

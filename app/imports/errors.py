@@ -30,6 +30,4 @@ def not_found(name: str) -> ImportFailure:
 
 
 def too_large(name: str, max_bytes: int) -> ImportFailure:
-    return ImportFailure(
-        "file_too_large", f"'{name}' exceeds the limit of {max_bytes} bytes."
-    )
+    return ImportFailure("file_too_large", f"'{name}' exceeds the limit of {max_bytes} bytes.")

@@ -50,9 +50,7 @@ class Publisher(Protocol):
         """What the source means now; None where it cannot be held to anything."""
         ...
 
-    def open(
-        self, name: str, revision: str | None
-    ) -> AbstractAsyncContextManager[Incoming]:
+    def open(self, name: str, revision: str | None) -> AbstractAsyncContextManager[Incoming]:
         """A file of that revision. Raises ImportFailure `import_source_not_found` and others."""
         ...
 

@@ -109,9 +109,7 @@ async def cancel_import(
     if job.state == "cancelled":
         return job
     if job.ended_at is not None:
-        raise ConflictError(
-            f"The import has {job.state}.", code="import_ended", param="import"
-        )
+        raise ConflictError(f"The import has {job.state}.", code="import_ended", param="import")
     before = ImportView.of(job)
     job.state, job.ended_at, job.sealed_token = "cancelled", trail.at, None
     await session.flush()

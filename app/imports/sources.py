@@ -27,9 +27,13 @@ _PATH = rf"{_SEGMENT}(?:/{_SEGMENT}){{0,15}}"
 _LABEL = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
 _HOST = rf"(?:{_LABEL}\.){{0,10}}{_LABEL}"
 _GRAMMAR = (
-    re.compile(rf"(?P<scheme>hf)://(?P<host>{_SEGMENT})/(?P<path>{_SEGMENT})(?:@(?P<rev>{_PATH}))?"),
+    re.compile(
+        rf"(?P<scheme>hf)://(?P<host>{_SEGMENT})/(?P<path>{_SEGMENT})(?:@(?P<rev>{_PATH}))?"
+    ),
     re.compile(rf"(?P<scheme>s3|gs)://(?P<host>{_HOST})(?:/(?P<path>{_PATH}))?/?"),
-    re.compile(rf"(?P<scheme>https)://(?P<host>{_HOST})(?P<port>:[0-9]{{1,5}})?/(?P<path>{_PATH})/?"),
+    re.compile(
+        rf"(?P<scheme>https)://(?P<host>{_HOST})(?P<port>:[0-9]{{1,5}})?/(?P<path>{_PATH})/?"
+    ),
 )
 _PATTERN = re.compile(
     rf"(?P<scheme>hf|s3|gs|https)://(?P<host>\*|(?:\*\.)?{_HOST}|{_SEGMENT})(?P<port>:[0-9]{{1,5}})?"

@@ -143,7 +143,10 @@ class Stack:
         if urls.owner is not None:
             self._migrate(urls.owner)
         base = _set({"MODEL": model, "MODEL_ID": config.model_id})
-        store = {"TENFOLD_ADAPTER_STORE": str(config.data_dir / "adapters")}
+        store = {
+            "TENFOLD_ADAPTER_STORE": str(config.data_dir / "adapters"),
+            "TENFOLD_DATA_DIR": str(config.data_dir),
+        }
         registry = {"TENFOLD_KEY_PEPPER": config.key_pepper or secrets.key_pepper}
         queue = {
             "TENFOLD_REDIS_URL": redis_url,

@@ -112,9 +112,7 @@ async def _version_of(session: AsyncSession, tenant_id: str, upload: Upload) -> 
     return version
 
 
-async def _claim(
-    session: AsyncSession, tenant_id: str, upload: Upload, now: datetime
-) -> Claimed:
+async def _claim(session: AsyncSession, tenant_id: str, upload: Upload, now: datetime) -> Claimed:
     """Raises why the upload is not to be completed now."""
     if upload.state == "rejected" and upload.refusal is not None:
         raise ApiError(**upload.refusal, headers=NO_RETRY)

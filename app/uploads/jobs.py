@@ -28,9 +28,7 @@ GRACE = timedelta(minutes=1)
 
 
 class UploadJobs:
-    def __init__(
-        self, database: Database, parts: PartStore, now: Callable[[], datetime]
-    ) -> None:
+    def __init__(self, database: Database, parts: PartStore, now: Callable[[], datetime]) -> None:
         self._database = database
         self._parts = parts
         self._now = now

@@ -56,9 +56,7 @@ def _time(name: str) -> sa.Column[object]:
 
 
 def _now(name: str) -> sa.Column[object]:
-    return sa.Column(
-        name, sa.DateTime(timezone=True), server_default=sa.func.now(), nullable=False
-    )
+    return sa.Column(name, sa.DateTime(timezone=True), server_default=sa.func.now(), nullable=False)
 
 
 def _create_uploads() -> None:

@@ -25,6 +25,8 @@ TORCH_FREE_FOR_APP = {
     "lora.limits",
     "lora.manifest",
     "lora.store",
+    "lora.store_open",
+    "lora.store_parts",
     "lora.values",
     "lora.base_files",
     "lora.base_copies",
