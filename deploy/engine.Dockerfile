@@ -23,7 +23,8 @@ COPY migrations migrations
 RUN --mount=type=secret,id=ca,target=/run/secrets/ca \
     if [ -s /run/secrets/ca ]; then export PIP_CERT=/run/secrets/ca; fi; \
     /opt/build/bin/python -m hatchling build -t wheel && \
-    /opt/tenfold/bin/python -m pip install -c constraints.txt dist/tenfold-*.whl && \
+    set -- dist/tenfold-*.whl && \
+    /opt/tenfold/bin/python -m pip install -c constraints.txt "${1}[tracing]" && \
     /opt/build/bin/cyclonedx-py environment /opt/tenfold/bin/python -o /opt/tenfold/sbom.cdx.json && \
     /opt/tenfold/bin/python -m compileall -q /opt/tenfold
 

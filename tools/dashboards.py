@@ -228,12 +228,8 @@ TENANT = Dashboard(
             "s",
             quantiles("tenfold_time_to_first_token_seconds", "tenant"),
         ),
-        Panel(
-            "Between tokens", "s", quantiles("tenfold_inter_token_latency_seconds", "tenant")
-        ),
-        Panel(
-            "Whole answers", "s", quantiles("tenfold_e2e_request_latency_seconds", "tenant")
-        ),
+        Panel("Between tokens", "s", quantiles("tenfold_inter_token_latency_seconds", "tenant")),
+        Panel("Whole answers", "s", quantiles("tenfold_e2e_request_latency_seconds", "tenant")),
     ],
     ("tenant", "tenfold_requests_received_total", "tenant"),
 )
@@ -398,7 +394,7 @@ ENGINE = Dashboard(
         Panel(
             "Memory of the process",
             "bytes",
-            [('process_resident_memory_bytes{@}', "{{instance}}")],
+            [("process_resident_memory_bytes{@}", "{{instance}}")],
         ),
     ],
     ("engine", "tenfold_engine_stage", "instance"),
@@ -408,9 +404,7 @@ DASHBOARDS = (FLEET, TENANT, ADAPTER, ENGINE)
 
 def grafana(dashboard: Dashboard) -> Json:
     """Grafana's JSON model of a dashboard."""
-    panels = [
-        _panel(dashboard, panel, place) for place, panel in enumerate(dashboard.panels)
-    ]
+    panels = [_panel(dashboard, panel, place) for place, panel in enumerate(dashboard.panels)]
     return {
         "uid": f"tenfold-{dashboard.name}",
         "title": dashboard.title,

@@ -23,9 +23,10 @@ BUILD = ["hatchling>=1.25", "cyclonedx-bom>=7"]
 
 
 def api_requirements() -> list[str]:
-    """The project's dependencies that an API, a worker or a migration imports."""
+    """What an API, a worker or a migration imports of the dependencies, and what sends traces."""
     project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
-    return [each for each in project["dependencies"] if name_of(each) not in ENGINE_ONLY]
+    wanted = project["dependencies"] + project["optional-dependencies"]["tracing"]
+    return [each for each in wanted if name_of(each) not in ENGINE_ONLY]
 
 
 def name_of(requirement: str) -> str:

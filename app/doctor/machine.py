@@ -37,9 +37,7 @@ def run_smi() -> str | None:
     return done.stdout.strip()
 
 
-def look_at_machine(
-    data_dir: Path, smi: Callable[[], str | None] = run_smi
-) -> Iterator[Finding]:
+def look_at_machine(data_dir: Path, smi: Callable[[], str | None] = run_smi) -> Iterator[Finding]:
     yield _gpu(smi)
     yield _open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     yield _cores()

@@ -58,9 +58,7 @@ async def look_at_queue(
     return [*findings, await _engines(url, secret)]
 
 
-async def _look(
-    redis: Redis, url: str, host: str | None, max_usage_backlog: int
-) -> list[Finding]:
+async def _look(redis: Redis, url: str, host: str | None, max_usage_backlog: int) -> list[Finding]:
     with translated_errors():
         info = cast("Info", await redis.info())
         began_at = time.time()
@@ -129,9 +127,7 @@ def _keeping(info: Info) -> Iterator[Finding]:
 
 
 def _no_tls() -> Finding:
-    return warn(
-        "redis-tls", "the connection is not encrypted", "use rediss:// with a certificate"
-    )
+    return warn("redis-tls", "the connection is not encrypted", "use rediss:// with a certificate")
 
 
 def _clock(skew_s: float) -> Finding:

@@ -51,9 +51,7 @@ class WorkerMetrics:
         self._lag_seconds = self._gauge(
             "tenfold_ledger_lag_seconds", "How long the first of them has waited."
         )
-        self._jobs = self._gauge(
-            "tenfold_jobs_waiting", "Jobs of adapters that are due.", "kind"
-        )
+        self._jobs = self._gauge("tenfold_jobs_waiting", "Jobs of adapters that are due.", "kind")
         self._jobs_oldest = self._gauge(
             "tenfold_jobs_oldest_wait_seconds", "How long the first of them has been due.", "kind"
         )

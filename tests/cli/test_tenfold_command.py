@@ -26,7 +26,7 @@ def run(*arguments: str, env: dict[str, str] | None = None) -> subprocess.Comple
 def test_help_names_every_command() -> None:
     done = run("-m", "app.cli", "--help")
     assert done.returncode == 0
-    for command in ("demo", "serve", "api", "engine", "worker", "migrate", "admin"):
+    for command in ("demo", "serve", "api", "engine", "worker", "migrate", "doctor", "admin"):
         assert f" {command} " in done.stdout
 
 
