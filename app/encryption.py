@@ -64,7 +64,7 @@ class DataKey:
 
 
 class EnvelopeKeys:
-    """Wraps data keys. A wrapped key: 8 bytes that name the envelope key, a nonce, the sealed key."""
+    """Wraps data keys. A wrapped key: 8 bytes that name the envelope key, a nonce, the sealed."""
 
     def __init__(self, secrets_text: str) -> None:
         """secrets_text: one secret, or several with commas between; the first one wraps.
@@ -87,7 +87,7 @@ class EnvelopeKeys:
         """Raises SealBrokenError."""
         return DataKey(self._unwrap(name, wrapped))
 
-    
+    @property
     def current_id(self) -> bytes:
         """What a key that the first envelope key wrapped begins with."""
         return self._current_id

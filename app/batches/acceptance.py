@@ -51,6 +51,9 @@ class LineAcceptance(Acceptance):
         async with self._database.session() as session:
             await accept_again(
                 session,
-                [replace(each, accepted_at=self._accepted_at[each.request_id]) for each in requests],
+                [
+                    replace(each, accepted_at=self._accepted_at[each.request_id])
+                    for each in requests
+                ],
             )
             await session.commit()

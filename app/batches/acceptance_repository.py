@@ -33,7 +33,7 @@ async def find_accepted(
             AcceptedRequest.tenant_id == tenant_id, AcceptedRequest.request_id.in_(request_ids)
         )
     )
-    return {request_id: accepted_at for request_id, accepted_at in rows}
+    return {row.request_id: row.accepted_at for row in rows}
 
 
 async def accept_again(session: AsyncSession, requests: Sequence[NewRequest]) -> None:

@@ -17,7 +17,6 @@ from app.completions.responses import Usage
 from app.errors import ApiError
 from app.ids import hex_of, id_of_hex
 
-
 _TIME_DIGITS = 12  # of an id: the hex digits that say when it was made
 
 
@@ -50,7 +49,7 @@ class _OutputLine(msgspec.Struct, frozen=True):
 
 
 def line_request_id(batch_id: str, number: int) -> str:
-    """The id of the line's request, the same whenever and wherever it is run; made with the batch."""
+    """The id of the line's request, the same whenever and wherever it is run."""
     digest = hashlib.sha256(f"{batch_id}/{number}".encode()).hexdigest()
     return id_of_hex("req", hex_of(batch_id)[:_TIME_DIGITS] + digest[: 32 - _TIME_DIGITS])
 

@@ -14,7 +14,6 @@ from app.context import AppContext, get_context
 from app.db import tenant_scope
 from app.files.service import vault_of
 from app.idempotency.once import Once
-from app.idempotency.once import Once
 from app.pages import MAX_PAGE, Page, PageQuery
 from app.session import RequestSession
 

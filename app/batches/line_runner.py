@@ -39,7 +39,7 @@ from engine.messages import ServiceTier
 
 log = structlog.get_logger()
 
-# Sooner than a flex request yields no more: what waits longer than this waits here, in nobody's way.
+# Sooner than a flex request yields no more: what has to wait longer waits here, in nobody's way.
 QUEUE_TIMEOUT_S = 25.0
 LONGEST_WAIT_S = 10.0
 """A line that has to wait longer is put off, and its batch with it."""
@@ -120,9 +120,7 @@ class LineRunner:
             self._say_how_it_ended(answer)
         return answered(self.batch_id, line, shape.whole(choices, answer.usage()), answer.usage())
 
-    async def _resume(
-        self, answer: Answer, request_ids: Sequence[str], patience: Patience
-    ) -> bool:
+    async def _resume(self, answer: Answer, request_ids: Sequence[str], patience: Patience) -> bool:
         """Make room for another try where there was one before; whether there was."""
         if self.num_claims == 1 and patience.num_tries == 0:
             return False
@@ -141,7 +139,7 @@ class LineRunner:
         return True
 
     def _say_how_it_ended(self, answer: Answer) -> None:
-        """An earlier try may have been told to have failed: this one ended as its client is told."""
+        """An earlier try may be on record as failed: this one ended as its client is told."""
         for request, choice in zip(answer.requests, answer.choices, strict=True):
             # NOTE: of the same epoch as an engine's own word, and with no more tokens: the ledger
             # takes the reason from this record, and the counts from the engine's.

@@ -1,8 +1,8 @@
 """The input of a batch: a JSON object a line, `{custom_id, method, url, body}`.
 
-Pure: knows nothing of files, tenants or models. Invariants: a line that is read here has a name that
-is its own in the batch and a body that is an object; whether the body can be served is found out
-when its turn comes; no message repeats what a line says.
+Pure: knows nothing of files, tenants or models. Invariants: a line that is read here has a name,
+its own in the batch, and a body that is an object; whether that can be served is found out when its
+turn comes; no message repeats what a line says.
 """
 
 from __future__ import annotations
@@ -116,11 +116,12 @@ class Validation:
     def finish(self) -> list[dict[str, Any]]:
         """All that is wrong with the input; empty where it can be run."""
         if self.num_lines > MAX_LINES:
-            return [LineError("too_many_lines", f"A batch has {MAX_LINES} lines at most.").shown(None)]
+            return [
+                LineError("too_many_lines", f"A batch has {MAX_LINES} lines at most.").shown(None)
+            ]
         if not self.num_lines:
             return [LineError("empty_file", "The file has no line.").shown(None)]
         return self.errors
-
 
 
 def _is_name(text: str, max_chars: int) -> bool:

@@ -1,8 +1,8 @@
 """Whether a line that was turned away is sent again, and when.
 
 Pure: knows nothing of queues or clocks. Invariants: what a later try may find otherwise is tried
-again (a limit that frees before the batch expires, a full queue, an engine that died); what it would
-find as it is, is the line's answer; nothing is tried for ever but what is no fault of the line's.
+again (a limit that frees before the batch expires, a full queue, an engine that died); what it
+would find as it is, is the line's answer; nothing is tried for ever but what is no fault of its own.
 """
 
 from __future__ import annotations

@@ -171,9 +171,7 @@ class BatchRun:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
 
-    async def _take(
-        self, running: dict[asyncio.Task[LineAnswer], int], answered: set[int]
-    ) -> None:
+    async def _take(self, running: dict[asyncio.Task[LineAnswer], int], answered: set[int]) -> None:
         """Wait for an answer, and write down all that there are: others go on meanwhile."""
         done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
         answers = []

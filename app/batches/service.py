@@ -1,7 +1,7 @@
 """What tenants may do with batches.
 
-Knows nothing of HTTP or of how lines are run. Invariant: a batch is taken in with the key that asked
-for it, and each of its lines runs as that key would: what the key may not do then, no line does.
+Knows nothing of HTTP or of how lines are run. Invariant: a batch is taken in with the key that
+asked for it, and each of its lines runs as that key would: what it may not do then, no line does.
 """
 
 from __future__ import annotations

@@ -41,9 +41,7 @@ async def open_serving(
 ) -> AsyncIterator[Serving]:
     """Connect to everything that a request needs; `answers` counts what comes of it."""
     async with open_context(_as_api(settings), now) as context:
-        acceptance = LineAcceptance(
-            context.database, settings.database_url, timeout_s=PATIENCE_S
-        )
+        acceptance = LineAcceptance(context.database, settings.database_url, timeout_s=PATIENCE_S)
         redis = open_async_redis(settings.redis_url, max_connections=4)
         abort = cast("Callable[..., Awaitable[Any]]", redis.register_script(read_script("abort")))
 
@@ -64,7 +62,7 @@ async def open_serving(
 
 
 def _as_api(settings: WorkerSettings) -> Settings:
-    """The worker's own, and an API process's for the rest: from the environment, or the defaults."""
+    """The worker's own, and for the rest an API process's, from the environment or by default."""
     known = {name: getattr(settings, name) for name in WorkerSettings.model_fields}
     own = {
         "api_id": f"batches-{secrets.token_hex(6)}",

@@ -29,9 +29,9 @@ def refuse_by_headers(request: Request, max_bytes: int) -> None:
             "Send the upload without Content-Encoding.", code="content_encoding_unsupported"
         )
     declared = request.headers.get("content-length", "0")
-    if declared.isascii() and declared.isdigit():
-        if int(declared[:20]) > max_bytes + OVERHEAD_BYTES:
-            raise _too_large(max_bytes)
+    is_number = declared.isascii() and declared.isdigit()
+    if is_number and int(declared[:20]) > max_bytes + OVERHEAD_BYTES:
+        raise _too_large(max_bytes)
 
 
 async def file_chunks(

@@ -91,9 +91,7 @@ class FileRepository:
 
     async def cut_retention(self, days: int) -> None:
         """No file is kept for longer than this from now on, those that are there included."""
-        expires_at = func.least(
-            StoredFile.expires_at, StoredFile.created_at + timedelta(days=days)
-        )
+        expires_at = func.least(StoredFile.expires_at, StoredFile.created_at + timedelta(days=days))
         changed = (
             update(StoredFile)
             .where(StoredFile.tenant_id == self._tenant_id, StoredFile.expires_at > expires_at)
@@ -135,9 +133,7 @@ class FileRepository:
         """The bytes are gone: so are the row, if it is there yet, and the removal."""
         for table in (StoredFile, FileRemoval):
             await self._session.execute(
-                delete(table).where(
-                    table.tenant_id == self._tenant_id, table.locator == locator
-                )
+                delete(table).where(table.tenant_id == self._tenant_id, table.locator == locator)
             )
 
 

@@ -149,9 +149,7 @@ async def delete_file(
     return file
 
 
-async def _within(
-    chunks: AsyncIterable[bytes], room: int, max_bytes: int
-) -> AsyncIterable[bytes]:
+async def _within(chunks: AsyncIterable[bytes], room: int, max_bytes: int) -> AsyncIterable[bytes]:
     num_bytes = 0
     async for chunk in chunks:
         num_bytes += len(chunk)

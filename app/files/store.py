@@ -21,13 +21,13 @@ class FileStore(Protocol):
     """Locators are `<tenant id>/<file id>`."""
 
     async def put(self, locator: str, chunks: AsyncIterable[bytes]) -> None:
-        """Keep the bytes under a locator that is new. Raises whatever `chunks` raises, and OSError."""
+        """Keep the bytes under a new locator. Raises whatever `chunks` raises, and OSError."""
 
     def read(self, locator: str) -> AsyncGenerator[bytes, None]:
         """The bytes, a piece at a time. Raises FileNotFoundError."""
 
     async def delete(self, locator: str) -> None:
-        """Remove the bytes, and what an interrupted `put` left; where there are none, do nothing."""
+        """Remove the bytes, and what an interrupted `put` left, if there are any."""
 
 
 class LocalFileStore:

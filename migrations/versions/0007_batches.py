@@ -111,7 +111,10 @@ def _create_claims_and_lines() -> None:
         sa.Column("tenant_id", sa.Text, nullable=False),
         sa.Column("claimed_by", sa.Text),
         sa.Column(
-            "claimed_until", sa.DateTime(timezone=True), server_default=sa.func.now(), nullable=False
+            "claimed_until",
+            sa.DateTime(timezone=True),
+            server_default=sa.func.now(),
+            nullable=False,
         ),
         _count("num_claims", sa.Integer),
         _of_batch(),

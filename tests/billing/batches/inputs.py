@@ -44,9 +44,7 @@ class Submitter:
     tenant: Tenant
 
     async def call(self, method: str, path: str, **options: Any) -> httpx.Response:
-        return await self.api.request(
-            method, f"/v1{path}", headers=self.tenant.headers, **options
-        )
+        return await self.api.request(method, f"/v1{path}", headers=self.tenant.headers, **options)
 
     async def upload(self, content: bytes) -> str:
         response = await self.call(

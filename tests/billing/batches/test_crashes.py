@@ -1,4 +1,4 @@
-"""Workers and engines are killed in the middle of a batch: every line is answered, and billed, once."""
+"""Workers and engines are killed amid a batch: every line is answered, and billed, once."""
 
 from __future__ import annotations
 

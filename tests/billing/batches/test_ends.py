@@ -1,4 +1,4 @@
-"""How a batch ends that is not let run: cancelled, expired, its key revoked, its tenant suspended."""
+"""Batches that are not let run: cancelled, expired, their key revoked, their tenant suspended."""
 
 from __future__ import annotations
 

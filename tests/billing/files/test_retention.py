@@ -1,4 +1,4 @@
-"""A file goes when its time is over, as it was asked, as its tenant's policy says, or with its tenant."""
+"""A file goes when it was asked to, when its tenant's policy says so, or with its tenant."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 import httpx
 
 from app.context import AppContext
+from app.db import tenant_scope
 from app.files.jobs import FileJobs
 from app.files.repository import FileRepository
-from app.db import tenant_scope
 from tests.billing.files.test_files_api import upload, uploaded
 from tests.builders.clock import Clock
 from tests.builders.operator import Operator, Tenant

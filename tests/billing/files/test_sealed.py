@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import text
 
 from app.context import AppContext
-from app.db import Database
+from app.db import Database, tenant_scope
 from app.encryption import EnvelopeKeys, SealBrokenError
 from app.files.jobs import FileJobs
 from app.files.repository import FileRepository
@@ -17,7 +17,6 @@ from app.files.service import body_of
 from app.files.store import LocalFileStore
 from app.files.tables import StoredFile
 from app.files.vault import FileVault
-from app.db import tenant_scope
 from tests.billing.files.test_files_api import uploaded
 from tests.builders.envelope_keys import ENVELOPE_KEYS
 from tests.builders.operator import Tenant
@@ -53,8 +52,11 @@ async def everything(database: TestDatabase, folder: Path) -> bytes:
             for table in tables
         ]
     await owner.close()
-    files = [path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()]
-    return "".join(dumps).encode() + b"".join(files)
+    return "".join(dumps).encode() + b"".join(path.read_bytes() for path in files_in(folder))
+
+
+def files_in(folder: Path) -> list[Path]:
+    return [path for path in sorted(folder.rglob("*")) if path.is_file()]
 
 
 async def test_nothing_of_a_file_is_in_the_store_or_the_registry_in_clear(
@@ -130,7 +132,7 @@ async def test_an_upload_that_breaks_off_leaves_no_byte(
     )
     assert response.json()["error"]["code"] == "length_mismatch"
     assert context.settings.file_store is not None
-    assert not [p for p in Path(context.settings.file_store).rglob("*") if p.is_file()]
+    assert not files_in(Path(context.settings.file_store))
 
 
 async def test_what_a_process_left_half_written_goes_with_its_removal(tmp_path: Path) -> None:
