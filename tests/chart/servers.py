@@ -123,6 +123,7 @@ global
 defaults
     mode http
     timeout connect 5s
+    timeout check 3s
     timeout client 120s
     timeout server 120s
     retries 3
@@ -209,9 +210,7 @@ def pgbouncer(
     users.write_text("".join(f'"{role}" "{password}"\n' for role, password in passwords.items()))
     config = folder / "pgbouncer.ini"
     config.write_text(
-        PGBOUNCER.format(
-            host=host, port=port, own_port=own_port, users=users, pool_size=pool_size
-        )
+        PGBOUNCER.format(host=host, port=port, own_port=own_port, users=users, pool_size=pool_size)
     )
     is_ready = _listening(own_port)
     with running("pgbouncer", config, folder=folder, is_ready=is_ready, user="nobody"):

@@ -86,9 +86,7 @@ def site(
         running("app.worker", settings, worker_log, told | of_worker),
         running("app.serve", settings, log, told | own) as api,
     ):
-        wait_until(
-            lambda: api.poll() is not None or is_ready(url), timeout_s=START_TIMEOUT_S
-        )
+        wait_until(lambda: api.poll() is not None or is_ready(url), timeout_s=START_TIMEOUT_S)
         assert api.poll() is None, log.read_text()
         yield Site(url, admin_url, settings.model, log)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from http.client import HTTPConnection
+from itertools import pairwise
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -74,7 +75,7 @@ def arrivals(url: str, headers: Mapping[str, str]) -> list[float]:
 
 def is_streamed(times: list[float]) -> bool:
     """Whether the frames came over the time that their tokens took, and none waited for many."""
-    longest = max(after - before for before, after in zip(times, times[1:], strict=False))
+    longest = max(after - before for before, after in pairwise(times))
     whole = NUM_TOKENS * STEP_S
     return times[-1] > 0.6 * whole and longest < 0.5 * whole
 

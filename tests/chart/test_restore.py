@@ -131,9 +131,7 @@ def original(
     yield Original(tmp_path / "backup", own, headers, text, heads, ledger)
 
 
-def test_a_backup_is_whole_on_servers_that_never_saw_it(
-    original: Original, tmp_path: Path
-) -> None:
+def test_a_backup_is_whole_on_servers_that_never_saw_it(original: Original, tmp_path: Path) -> None:
     folder = tmp_path / "restored"
     folder.mkdir()
     store = folder / "store"
@@ -150,9 +148,7 @@ def test_a_backup_is_whole_on_servers_that_never_saw_it(
         )
         with (
             RunningEngine(folder, own.redis_url, model=own.model),
-            site(
-                own, folder / "site", step_ms=None, worker_url=server.worker_url()
-            ) as running,
+            site(own, folder / "site", step_ms=None, worker_url=server.worker_url()) as running,
         ):
             assert reconciled(running)["totals"]["ledger"] == original.ledger
             assert command(running, "usage", "reconcile")[0] == 0
