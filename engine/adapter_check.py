@@ -49,7 +49,9 @@ def check(
     base: Annotated[
         Path, typer.Option(exists=True, file_okay=False, help="Folder of the base model.")
     ],
-    model_id: Annotated[str | None, typer.Option(help="The base's name where it is served.")] = None,
+    model_id: Annotated[
+        str | None, typer.Option(help="The base's name where it is served.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The report as JSON.")] = False,
 ) -> None:
     """Check a PEFT folder as an upload would be, and every module of it. Needs no server."""

@@ -75,9 +75,7 @@ class QueueCertifier:
         self._prompts = golden_prompts(base)
 
     async def certify(self, tenant_id: str, digest: str, locator: str) -> Trial:
-        adapter = AdapterRef(
-            tenant_id=tenant_id, digest=digest, locator=locator, is_on_trial=True
-        )
+        adapter = AdapterRef(tenant_id=tenant_id, digest=digest, locator=locator, is_on_trial=True)
         try:
             if await self._queue.num_engines() == 0:
                 raise NotTriedError("no engine")

@@ -78,7 +78,8 @@ def _hook(readable: frozenset[str]) -> Callable[[str, tuple[Any, ...]], None]:
                 return
         elif event in _HARMLESS:
             return
-        raise ForbiddenError(f"{event} is forbidden here")
+        what = f" ({args[0]})" if event == "import" else ""
+        raise ForbiddenError(f"{event} is forbidden here{what}")
 
     return check
 

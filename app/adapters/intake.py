@@ -41,7 +41,7 @@ from app.settings import WorkerSettings
 from app.tables import Adapter, AdapterVersion
 from app.uploads.quotas import Quotas
 from lora.base_spec import BaseSpec
-from lora.digest import FileDigest, adapter_digest
+from lora.digest import FileDigest
 from lora.limits import DEFAULT_LIMITS, ManifestLimits
 from lora.store import AdapterStore, locator_of
 
@@ -128,9 +128,7 @@ async def accept_folder(
     return version
 
 
-async def dry_run(
-    context: AppContext, tenant_id: str, reference: str, request: Request
-) -> Checked:
+async def dry_run(context: AppContext, tenant_id: str, reference: str, request: Request) -> Checked:
     """What is found in a multipart body's files, every number read; nothing is kept.
 
     Raises NotFoundError, or the refusal that an upload would be given.

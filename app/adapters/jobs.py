@@ -82,9 +82,7 @@ class JobRunner:
 
     async def _do(self, session: AsyncSession, job: AdapterJob) -> None:
         if job.kind == "verify":
-            verifier = Verifier(
-                self.validator, self.store, self.base, self.model, self.certifier
-            )
+            verifier = Verifier(self.validator, self.store, self.base, self.model, self.certifier)
             await verify_version(session, verifier, job.tenant_id, job.subject, self.now())
         else:
             await self._remove(session, job)

@@ -16,9 +16,7 @@ from app.uploads.quotas_repository import QuotaRepository
 LIMIT = "override_bytes"
 
 
-async def override_limit(
-    session: AsyncSession, tenant_id: str, default: int | None
-) -> int | None:
+async def override_limit(session: AsyncSession, tenant_id: str, default: int | None) -> int | None:
     """Bytes of one adapter's whole modules and trained tokens; None: as they come.
 
     default: the server's, where neither the tenant nor its plan says. In the tenant's scope.

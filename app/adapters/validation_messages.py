@@ -14,17 +14,24 @@ from lora.base_spec import BaseSpec
 from lora.findings import Finding
 from lora.limits import ManifestLimits
 
+LENGTH_BYTES = 4  # before a task
+STATUS_BYTES = 4  # after an answer: how the process ended that gave it
+FAILED, OUT_OF_MEMORY = 1, 9
+DEADLINE_PER_CPU_S = 4  # wall time for each second of processor time: the machine may be busy
+
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
     """Check the adapter whose two files lie in `folder`.
 
-    model: the base's folder, where its weights are at hand: copies of them are compared.
+    reads_values: every number too. model: the base's folder, where its weights are at hand: copies
+    of them are compared.
     memory_bytes: address space beyond what the child has at its start, and beyond what it maps.
     """
 
     folder: str
     base: BaseSpec
     limits: ManifestLimits
+    reads_values: bool = False
     model: str | None = None
     cpu_s: int = 20
     memory_bytes: int = 512 << 20

@@ -1,8 +1,9 @@
 """Has adapters checked by child processes, a few at a time: one adapter, one process.
 
 Knows nothing of uploads or rows. Invariants: this process never reads a tenant's bytes; a child
-gets no setting and no secret of its parent's, is killed after a deadline, and is always reaped; a
-child that ended without an answer for what its bytes cost it is a refusal like any other.
+gets no setting and no secret of its parent's, is killed after a deadline or when nobody waits for
+it any more; a child that ended without an answer for what its bytes cost it is a refusal like any
+other.
 """
 
 from __future__ import annotations
@@ -10,15 +11,25 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
+import subprocess
 import sys
-from asyncio.subprocess import PIPE, Process
+import threading
+import weakref
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 import structlog
 
-from app.adapters.validation_messages import Answer, Task
-from app.adapters.validator_child import DEADLINE_PER_CPU_S, OUT_OF_MEMORY
+from app.adapters.validation_messages import (
+    DEADLINE_PER_CPU_S,
+    LENGTH_BYTES,
+    OUT_OF_MEMORY,
+    STATUS_BYTES,
+    Answer,
+    Task,
+)
 from lora.base_spec import BaseSpec
 from lora.findings import Finding
 from lora.limits import ManifestLimits
@@ -26,8 +37,7 @@ from lora.store import WEIGHTS_FILE
 
 log = structlog.get_logger()
 
-STRUCTURE = "app.adapters.validator_child"
-VALUES = "app.adapters.values_child"
+ZYGOTE = "app.adapters.validator_zygote"
 MAX_CHILDREN = 2
 STRUCTURE_CPU_S = 20
 VALUES_CPU_S = 60
@@ -37,7 +47,7 @@ GRACE_S = 10.0  # to start and to be reaped
 # What it takes to start Python here; the rest of the environment is none of a child's business.
 _INHERITED = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "HOME")
 _ALONE = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-# How the kernel ends a child that took too much.
+# How a child is ended that took too much.
 _LIMITS = {
     -signal.SIGXCPU: "processor time",
     -signal.SIGALRM: "time",
@@ -53,13 +63,19 @@ class ValidatorError(Exception):
 class Validator:
     """Of one process. `max_children` run at once; more wait for their turn."""
 
-    def __init__(self, max_children: int = MAX_CHILDREN) -> None:
-        self._places = asyncio.Semaphore(max_children)
+    def __init__(self, max_children: int = MAX_CHILDREN, zygote: str = ZYGOTE) -> None:
+        """zygote: the module that makes the children; it is started when it is first needed."""
+        self._max_children = max_children
+        self._module = zygote
+        self._starting = threading.Lock()
+        self._zygote: _Zygote | None = None
+        self._turns: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]
+        self._turns = weakref.WeakKeyDictionary()
 
     async def check_structure(self, folder: Path, base: BaseSpec, limits: ManifestLimits) -> Answer:
         """What the configuration and the header of the two files in `folder` say."""
         task = Task(folder=str(folder), base=base, limits=limits, cpu_s=STRUCTURE_CPU_S)
-        return await self.run(STRUCTURE, task)
+        return await self.run(task)
 
     async def check_values(
         self, folder: Path, base: BaseSpec, limits: ManifestLimits, model: Path | None
@@ -73,48 +89,95 @@ class Validator:
             folder=str(folder),
             base=base,
             limits=limits,
+            reads_values=True,
             model=None if model is None else str(model),
             cpu_s=VALUES_CPU_S + num_bytes // VALUES_BYTES_PER_CPU_S,
         )
-        return await self.run(VALUES, task)
+        return await self.run(task)
 
-    async def run(self, module: str, task: Task) -> Answer:
+    async def run(self, task: Task) -> Answer:
         """Have a child do `task`. Raises ValidatorError where it failed for our own reasons."""
-        async with self._places:
-            child = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", module),
-                stdin=PIPE,
-                stdout=PIPE,
-                stderr=PIPE,
+        turn = self._turns.setdefault(
+            asyncio.get_running_loop(), asyncio.Semaphore(self._max_children)
+        )
+        async with turn:
+            connection = await asyncio.to_thread(self._connect)
+            reader, writer = await asyncio.open_unix_connection(sock=connection)
+            data = msgspec.json.encode(task)
+            try:
+                async with asyncio.timeout(DEADLINE_PER_CPU_S * task.cpu_s + GRACE_S):
+                    writer.write(len(data).to_bytes(LENGTH_BYTES, "big") + data)
+                    said = await reader.read()
+            except TimeoutError:
+                return _refused("time")
+            except ConnectionError as error:
+                raise ValidatorError("no child could be made") from error
+            finally:
+                writer.close()  # a child that still works is killed then
+                with suppress(ConnectionError):
+                    await writer.wait_closed()
+        return _answer(said)
+
+    def _connect(self) -> socket.socket:
+        with self._starting:
+            if self._zygote is None or not self._zygote.is_alive:
+                self._zygote = _Zygote(self._module)
+            return self._zygote.connect()
+
+
+class _Zygote:
+    """The process that makes children. It ends when this object is gone."""
+
+    def __init__(self, module: str) -> None:
+        self._control, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", module],
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
                 env={name: os.environ[name] for name in _INHERITED if name in os.environ} | _ALONE,
                 start_new_session=True,  # a terminal's Ctrl-C is for the parent
             )
+        weakref.finalize(self, _end, self._control, self._process)
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def connect(self) -> socket.socket:
+        """This end of a connection to a child that is about to be made."""
+        ours, theirs = socket.socketpair()
+        with theirs:
             try:
-                async with asyncio.timeout(DEADLINE_PER_CPU_S * task.cpu_s + GRACE_S):
-                    output, said = await child.communicate(msgspec.json.encode(task))
-            except TimeoutError:
-                return _refused("time")
-            finally:
-                await _reap(child)
-        return _answer(child.returncode, output, said)
+                socket.send_fds(self._control, [b"t"], [theirs.fileno()])
+            except OSError as error:
+                ours.close()
+                raise ValidatorError("the validator does not run") from error
+        return ours
 
 
-async def _reap(child: Process) -> None:
-    if child.returncode is None:
-        child.kill()
-        await child.wait()
+def _end(control: socket.socket, process: subprocess.Popen[bytes]) -> None:
+    control.close()
+    try:
+        process.wait(GRACE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
-def _answer(returncode: int | None, output: bytes, said: bytes) -> Answer:
-    assert returncode is not None, "reaped"
-    if returncode in _LIMITS:
-        log.warning("validator_ended", status=returncode, limit=_LIMITS[returncode])
-        return _refused(_LIMITS[returncode])
+def _answer(said: bytes) -> Answer:
+    if len(said) < STATUS_BYTES:
+        raise ValidatorError("the validator ended without a word")
+    output, last = said[:-STATUS_BYTES], said[-STATUS_BYTES:]
+    status = int.from_bytes(last, "big", signed=True)
+    if status in _LIMITS:
+        log.warning("validator_ended", status=status, limit=_LIMITS[status])
+        return _refused(_LIMITS[status])
     try:
         return msgspec.json.decode(output, type=Answer)
     except msgspec.MsgspecError:
-        log.error("validator_failed", status=returncode, said=said[-2000:].decode(errors="replace"))
-        raise ValidatorError(f"the validator's child ended with {returncode}") from None
+        log.error("validator_failed", status=status, said=output.decode(errors="replace"))
+        raise ValidatorError(f"the validator's child ended with {status}") from None
 
 
 def _refused(limit: str) -> Answer:

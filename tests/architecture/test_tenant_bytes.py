@@ -113,7 +113,7 @@ def as_a_handler(source: str) -> Any:
         (
             "import importlib\ndef act(name): return importlib.import_module(name)",
             "tabnanny",
-            "import tabnanny",
+            "execute tabnanny.py",
         ),
         ("def act(name): return __import__(name)", "tabnanny", "import tabnanny"),
         ("def act(path): return open(path).read()", "/etc/passwd", "open /etc/passwd"),
@@ -135,4 +135,5 @@ def test_control_others_may(tmp_path: Path) -> None:
     assert pickle.loads(pickle.dumps(Path)) is Path
     file = tmp_path / "adapter_config.json"
     file.write_text("{}")
-    assert as_a_handler("def act(path): return open(path).read()")(str(file)) == "{}"
+    act = as_a_handler("from pathlib import Path\ndef act(path): return Path(path).read_text()")
+    assert act(str(file)) == "{}"

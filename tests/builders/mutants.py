@@ -1,5 +1,5 @@
-"""Structure-aware mutants of an adapter: a good one with one thing changed that a bug, a bad disk or
-an attacker could change.
+"""Structure-aware mutants of an adapter: a good one with one thing changed, as a bug, a bad disk or
+an attacker could change it.
 
 Knows nothing of what is made of them. Invariant: the same seed gives the same mutant.
 """

@@ -259,9 +259,9 @@ class StubEngine:
         self._free_pages += running.num_pages
         return True
 
+
 def _evidence(request: EngineRequest) -> Evidence | None:
     """Of an adapter that changes something."""
     if not request.wants_evidence:
         return None
     return Evidence(logits=(0.0 if request.adapter is None else 1.0,))
-

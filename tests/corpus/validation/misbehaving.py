@@ -1,7 +1,7 @@
-"""`python -m tests.corpus.validation.misbehaving`: a validator's child that goes astray.
+"""`python -m tests.corpus.validation.misbehaving`: makes validator's children that go astray.
 
-It is `app.adapters.values_child` with another check of the numbers: it does what the name of the
-adapter's folder says, and reports what came of it.
+It is `app.adapters.validator_zygote` with another check of the numbers: it does what the name of
+the adapter's folder says, and reports what came of it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from app.adapters.confinement import ForbiddenError
-from app.adapters.validator_child import run
+from app.adapters.validator_zygote import serve
 from lora.base_files import BaseFiles
 from lora.findings import Finding
 from lora.manifest import AdapterManifest
@@ -41,8 +41,8 @@ ACTS: dict[str, Callable[[], object]] = {
     "evaluate": lambda: eval("1 + 1"),
     "read": lambda: Path("/etc/passwd").read_bytes(),
     "write": lambda: Path("/tmp/written-by-a-validator").write_bytes(b""),
-    "list": lambda: os.listdir("/"),
-    "remove": lambda: os.remove("/tmp/not-there"),
+    "list": lambda: os.listdir("/"),  # noqa: PTH208
+    "remove": lambda: os.remove("/tmp/not-there"),  # noqa: PTH107
     "kill": lambda: os.kill(os.getppid(), 0),
     "ctypes": lambda: ctypes.CDLL(None),
     "memory": lambda: bytearray(2 << 30),
@@ -65,4 +65,4 @@ def _go_astray(
 
 
 if __name__ == "__main__":
-    run(_go_astray)
+    serve(_go_astray)

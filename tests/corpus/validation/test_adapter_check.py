@@ -24,7 +24,16 @@ def trained(tiny_base_folder: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 def check(folder: Path, base: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "app.cli", "adapter", "check", str(folder), "--base", str(base)]
+    command = [
+        sys.executable,
+        "-m",
+        "app.cli",
+        "adapter",
+        "check",
+        str(folder),
+        "--base",
+        str(base),
+    ]
     return subprocess.run([*command, *options], capture_output=True, text=True, timeout=200)
 
 

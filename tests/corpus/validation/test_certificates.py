@@ -91,7 +91,9 @@ async def test_an_untrained_adapter_is_told_that_it_changes_nothing(
 ) -> None:
     tensors = adapter_tensors(context.base)
     zeroed = {name: data * 0 if "lora_B" in name else data for name, data in tensors.items()}
-    version = await operator.push("acme", "bot", {CONFIG_FILE: adapter_config(), WEIGHTS_FILE: save(zeroed)})
+    version = await operator.push(
+        "acme", "bot", {CONFIG_FILE: adapter_config(), WEIGHTS_FILE: save(zeroed)}
+    )
 
     assert version["state"] == "active"
     rules = [check["rule"] for check in version["report"]["checks"]]
@@ -105,7 +107,9 @@ async def test_numbers_that_drown_the_model_are_refused(
     tensors = {
         name: np.full_like(data, 1e30) for name, data in adapter_tensors(context.base).items()
     }
-    version = await operator.push("acme", "bot", {CONFIG_FILE: adapter_config(), WEIGHTS_FILE: save(tensors)})
+    version = await operator.push(
+        "acme", "bot", {CONFIG_FILE: adapter_config(), WEIGHTS_FILE: save(tensors)}
+    )
 
     assert version["state"] == "rejected"
     assert "canary_nonfinite" in [check["rule"] for check in version["report"]["checks"]]
@@ -174,9 +178,7 @@ class TrialBench:
         runner = ModelRunner(config, self.base, model)
         self.tensors = runner.base_tensors
         self.loader = AdapterLoader(store, self.base, runner.base_tensors, admits=self._admits)
-        self.core = EngineCore(
-            config, self.base, runner, self.loader, "bench", admits=self._admits
-        )
+        self.core = EngineCore(config, self.base, runner, self.loader, "bench", admits=self._admits)
         digest = adapter_digest(hash_file(path, name) for name, path in files.items())
         locator = store.put("ten_a", digest, files)
         self.ref = AdapterRef(tenant_id="ten_a", digest=digest, locator=locator)

@@ -13,9 +13,10 @@ import psutil
 import pytest
 
 from app.adapters.validation_messages import Answer, Task
-from app.adapters.validator import STRUCTURE, Validator, ValidatorError
+from app.adapters.validator import ZYGOTE, Validator, ValidatorError
 from lora.limits import DEFAULT_LIMITS
 from tests.builders.adapters import TINY_BASE, lora_tensors, plain_config, write_adapter
+from tests.builders.waiting import until
 
 MISBEHAVING = "tests.corpus.validation.misbehaving"
 FORBIDDEN = {
@@ -38,12 +39,14 @@ FORBIDDEN = {
 
 
 def task_of(folder: Path, *, cpu_s: int = 20) -> Task:
-    return Task(folder=str(folder), base=TINY_BASE, limits=DEFAULT_LIMITS, cpu_s=cpu_s)
+    return Task(
+        folder=str(folder), base=TINY_BASE, limits=DEFAULT_LIMITS, reads_values=True, cpu_s=cpu_s
+    )
 
 
 async def answer_to(tmp_path: Path, act: str, *, cpu_s: int = 20) -> Answer:
     write_adapter(tmp_path / act, lora_tensors())
-    return await Validator().run(MISBEHAVING, task_of(tmp_path / act, cpu_s=cpu_s))
+    return await Validator(zygote=MISBEHAVING).run(task_of(tmp_path / act, cpu_s=cpu_s))
 
 
 @pytest.mark.parametrize(("act", "event"), FORBIDDEN.items())
@@ -88,10 +91,9 @@ async def test_nothing_of_the_parents_environment_reaches_a_child(
 ) -> None:
     monkeypatch.setenv("TENFOLD_KEY_PEPPER", "a-secret-of-the-parent")
     write_adapter(tmp_path / "wait", lora_tensors())
-    running = asyncio.create_task(
-        Validator().run(MISBEHAVING, task_of(tmp_path / "wait", cpu_s=2))
-    )
-    child = await _child()
+    validator = Validator(zygote=MISBEHAVING)
+    running = asyncio.create_task(validator.run(task_of(tmp_path / "wait", cpu_s=2)))
+    child = await _worker()
     environment = child.environ()
     assert "PATH" in environment
     assert not [name for name in environment if name.startswith("TENFOLD_")]
@@ -100,23 +102,21 @@ async def test_nothing_of_the_parents_environment_reaches_a_child(
 
 async def test_whoever_asks_no_more_leaves_no_child(tmp_path: Path) -> None:
     write_adapter(tmp_path / "wait", lora_tensors())
-    running = asyncio.create_task(Validator().run(MISBEHAVING, task_of(tmp_path / "wait")))
-    child = await _child()
+    validator = Validator(zygote=MISBEHAVING)
+    running = asyncio.create_task(validator.run(task_of(tmp_path / "wait")))
+    child = await _worker()
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
-    assert not child.is_running()
+    await until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
 
 
 async def test_more_than_a_few_children_wait_for_their_turn(tmp_path: Path) -> None:
     write_adapter(tmp_path / "adapter", lora_tensors())
     validator, most = Validator(max_children=2), 0
-    running = [
-        asyncio.create_task(validator.run(STRUCTURE, task_of(tmp_path / "adapter")))
-        for _ in range(8)
-    ]
+    running = [asyncio.create_task(validator.run(task_of(tmp_path / "adapter"))) for _ in range(8)]
     while not all(task.done() for task in running):
-        most = max(most, len(psutil.Process().children()))
+        most = max(most, len(_workers()))
         await asyncio.sleep(0.005)
     assert all(task.result().is_accepted for task in running)
     assert 1 <= most <= 2
@@ -126,12 +126,28 @@ async def test_a_pattern_that_would_take_for_ever_is_answered(tmp_path: Path) ->
     """Patterns are RE2's: time is linear in what they are matched with, whatever they are."""
     config = plain_config(target_modules=r"(.*)*(.*)*(.*)*(.*)*(.*)*(.*)*[qv]_proj$")
     write_adapter(tmp_path / "adapter", lora_tensors(), config)
-    answer = await Validator().run(STRUCTURE, task_of(tmp_path / "adapter"))
+    answer = await Validator().run(task_of(tmp_path / "adapter"))
     assert answer.findings == () or not answer.is_accepted
 
 
-async def _child() -> psutil.Process:
-    while not (children := psutil.Process().children()):
-        await asyncio.sleep(0.005)
-    await asyncio.sleep(0.5)  # until it is what it was started as
-    return children[0]
+async def _worker() -> psutil.Process:
+    await until(lambda: bool(_workers()))
+    return _workers()[0]
+
+
+def _workers() -> list[psutil.Process]:
+    """The youngest generation: this process, a zygote, a keeper for each of them."""
+    zygotes = [
+        each
+        for each in psutil.Process().children()
+        if any(name in each.cmdline() for name in (ZYGOTE, MISBEHAVING))
+    ]
+    keepers = [each for zygote in zygotes for each in zygote.children()]
+    return [each for keeper in keepers for each in _children(keeper)]
+
+
+def _children(process: psutil.Process) -> list[psutil.Process]:
+    try:
+        return process.children()
+    except psutil.NoSuchProcess:
+        return []

@@ -42,8 +42,7 @@ async def test_a_dry_run_tells_all_and_keeps_nothing(
     assert (told["object"], told["report"]["status"]) == ("adapter.validation", "accepted")
     assert told["manifest"]["max_rank"] == 4 and told["report"]["duration_ms"] > 0
     assert (await operator.done("GET", "/tenants/acme/adapters/bot/versions"))["data"] == []
-    assert list((settings.data_dir / "uploads").iterdir()) == []
-    assert not list(Path(settings.adapter_store).glob("ten_*"))
+    assert left_over(settings) == []
     uploaded = (await operator.upload("acme", "bot", files)).json()
     assert uploaded["digest"] == told["digest"]
 
@@ -53,7 +52,9 @@ async def test_a_dry_run_reads_the_numbers_too(
 ) -> None:
     tensors = adapter_tensors(tiny_base)
     next(iter(tensors.values()))[0, 0] = np.inf
-    response = await validate(operator, {CONFIG_FILE: adapter_config(), WEIGHTS_FILE: save(tensors)})
+    response = await validate(
+        operator, {CONFIG_FILE: adapter_config(), WEIGHTS_FILE: save(tensors)}
+    )
     error = response.json()["error"]
     assert (response.status_code, error["code"]) == (422, "tensor_nonfinite")
     assert error["report"]["checks"][0]["hint"]
@@ -91,6 +92,11 @@ async def test_a_tenant_may_try_its_own_adapters_only(
     own = await api.post(path, files=parts, headers=acme.headers)
     foreign = await api.post(path, files=parts, headers=other.headers)
     assert (own.status_code, foreign.status_code) == (200, 404)
+
+
+def left_over(settings: Settings) -> list[Path]:
+    kept = Path(settings.adapter_store).glob("ten_*")
+    return [*(settings.data_dir / "uploads").glob("*"), *kept]
 
 
 def with_whole_head(base: BaseSpec) -> tuple[Files, int]:

@@ -78,14 +78,18 @@ async def test_a_child_takes_little_beside_what_it_maps(tmp_path: Path) -> None:
     assert 0 < values.peak_bytes <= num_bytes + MAX_CHILD, values.peak_bytes / MIB
 
 
-def test_an_upload_costs_the_api_little_memory(api_process: ApiProcess, tiny_base: BaseSpec) -> None:
+def test_an_upload_costs_the_api_little_memory(
+    api_process: ApiProcess, tiny_base: BaseSpec
+) -> None:
     """The second of two uploads of 200 MiB: what the first left warm is not counted again."""
     url = f"{api_process.admin_url}/admin/v1/tenants"
     with httpx.Client(base_url=url, headers=OPERATOR, timeout=120) as admin:
         admin.post("", json={"slug": "acme"}).raise_for_status()
         admin.post("/acme/adapters", json={"name": "bot"}).raise_for_status()
         for seed in (1, 2):
-            files = {name: (name, data) for name, data in adapter_files(tiny_base, seed=seed).items()}
+            files = {
+                name: (name, data) for name, data in adapter_files(tiny_base, seed=seed).items()
+            }
             admin.post("/acme/adapters/bot/versions", files=files).raise_for_status()
         assert _send_large(admin) == "tensor_unexpected"
         process = psutil.Process(api_process.process.pid)
@@ -100,7 +104,7 @@ def test_control_growth_would_be_seen() -> None:
     before = process.memory_info().rss
     with _Peak(process) as peak:
         held = bytearray(64 * MIB)
-        held[:: 4096] = b"x" * len(held[:: 4096])
+        held[::4096] = b"x" * len(held[::4096])
     assert peak.rss - before > MAX_API_GROWTH
 
 

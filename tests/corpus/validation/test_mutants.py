@@ -1,4 +1,4 @@
-"""Thousands of damaged adapters through the real API, worker and an engine: each is refused by name,
+"""Thousands of damaged adapters through the real API, worker and an engine: each is refused by name
 or served with PEFT's logits; nothing breaks, and nothing is left behind.
 
 TEST_FAULTS=few: 200, soak: 20,000; else 2,000.
@@ -120,8 +120,7 @@ def test_every_mutant_is_refused_by_name_or_served_as_peft_does(
     active = {name: each for name, each in versions.items() if each["state"] == "active"}
     rejected = [each for each in versions.values() if each["state"] == "rejected"]
     assert all(
-        any(check["severity"] == "error" for check in each["report"]["checks"])
-        for each in rejected
+        any(check["severity"] == "error" for check in each["report"]["checks"]) for each in rejected
     )
     for _ in rejected:
         verdict("refused as expected", True)
