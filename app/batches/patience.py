@@ -2,7 +2,7 @@
 
 Pure: knows nothing of queues or clocks. Invariants: what a later try may find otherwise is tried
 again (a limit that frees before the batch expires, a full queue, an engine that died); what it
-would find as it is, is the line's answer; nothing is tried for ever but what is no fault of its own.
+would find as it is, is its answer; nothing is tried for ever but what is no fault of its own.
 """
 
 from __future__ import annotations
