@@ -8,15 +8,19 @@ the share, and not charged to its counter: so a tenant gets its share or its tur
 more, and never owes for the one in the other.
 
 Knows nothing of sequences or of turns. Invariants: a tag is never behind the clock for time in
-which its tenant had nothing that waits, and never ahead for more than the last charge: nobody saves
-up, and nobody pays back what was free to be had. While all shares together are at most 1, whoever
-is due first goes first, and all get theirs (`app.plans` sees to the sum).
+which its tenant had nothing that waits, and ahead by no more than `MEMORY_TOKENS` of its own
+service and a charge: nobody saves up, nor pays back more than that of what was free to be had.
+While all shares together are at most 1, whoever is due first goes first, and all get theirs
+(`app.plans` sees to the sum).
 """
 
 from __future__ import annotations
 
 from collections.abc import Container
 from math import inf
+
+MEMORY_TOKENS = 4096.0
+"""Without any, what a tenant gets in its turn would come on top of its share."""
 
 
 class ReservedShares:
@@ -51,7 +55,7 @@ class ReservedShares:
         """The tenant got service, in prompt tokens. Returns whether its share pays for it."""
         is_due = self.is_due(tenant_id)
         if (share := self._shares.get(tenant_id)) is not None:
-            begin = min(self._due_at[tenant_id], self._served)
+            begin = min(self._due_at[tenant_id], self._served + MEMORY_TOKENS / share)
             self._due_at[tenant_id] = begin + cost / share
         self._served += cost
         return is_due

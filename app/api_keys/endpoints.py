@@ -59,9 +59,7 @@ router = APIRouter(prefix="/keys")
 
 
 @router.post("", status_code=201)
-async def create_key(
-    body: KeyCreate, asking: Asked, context: Context, once: Once
-) -> KeyCreated:
+async def create_key(body: KeyCreate, asking: Asked, context: Context, once: Once) -> KeyCreated:
     pepper = context.settings.key_peppers[0]
     created = await service.create_key(asking, body, pepper=pepper)
     return await once.keep(KeyCreated.with_secret(*created))

@@ -12,7 +12,6 @@ import structlog
 from sqlalchemy import delete, exc, select, text, update
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import defer
-from sqlalchemy.orm import defer
 
 from app.db import tenant_scope
 from app.tables import ApiKey, Plan, Tenant

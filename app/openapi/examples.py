@@ -104,9 +104,7 @@ RESPONSES: dict[str, Any] = {
         "object": "text_completion",
         "created": AT,
         "model": MODEL,
-        "choices": [
-            {"index": 0, "text": " thank you.", "logprobs": None, "finish_reason": "stop"}
-        ],
+        "choices": [{"index": 0, "text": " thank you.", "logprobs": None, "finish_reason": "stop"}],
         "usage": USAGE,
         "system_fingerprint": "fp_4f1d7c9a_0b3e5826",
     },

@@ -86,7 +86,9 @@ FIELDS: dict[str, Any] = {
 }
 
 
-def sample(schema: Schema, schemas: Mapping[str, Schema], *, is_request: bool, name: str = "") -> Any:
+def sample(
+    schema: Schema, schemas: Mapping[str, Schema], *, is_request: bool, name: str = ""
+) -> Any:
     """A value that `schema` allows. `schemas`: the document's components; `name`: of the field."""
     if "$ref" in schema:
         schema = schemas[schema["$ref"].rpartition("/")[2]]

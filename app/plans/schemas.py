@@ -178,8 +178,7 @@ class TenantLimitsView(LimitsView):
             reserved_share=terms.reserved_share,
             allows_priority=terms.allows_priority,
             quotas=[
-                QuotaView(quota=each.quota, limit=each.limit, source=each.source)
-                for each in quotas
+                QuotaView(quota=each.quota, limit=each.limit, source=each.source) for each in quotas
             ],
             etag="",
         )

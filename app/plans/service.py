@@ -100,9 +100,7 @@ async def show_tenant(
     tenant = await find_tenant(session, reference)
     plan = await plan_of(session, tenant)
     quotas = quotas_in_force(quota_layers(tenant, plan))
-    return TenantLimitsView.of(
-        tenant.limits, plan, tenant_terms(tenant, plan, settings), quotas
-    )
+    return TenantLimitsView.of(tenant.limits, plan, tenant_terms(tenant, plan, settings), quotas)
 
 
 async def put_tenant_plan(

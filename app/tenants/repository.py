@@ -21,9 +21,7 @@ class TenantRepository:
     def __init__(self, session: AsyncSession) -> None:
         self._session = session
 
-    async def add(
-        self, tenant_id: str, body: TenantCreate, plan_id: str | None
-    ) -> Tenant | None:
+    async def add(self, tenant_id: str, body: TenantCreate, plan_id: str | None) -> Tenant | None:
         """The new row; None where the slug or the external id is taken."""
         return await self._session.scalar(
             insert(Tenant)

@@ -323,4 +323,3 @@ def test_control_a_canary_that_got_out_is_found(spelled: Any, tmp_path: Path) ->
 def test_control_a_canary_within_base_64_is_found(begin: int) -> None:
     leaked = base64.b64encode(b"x" * begin + PROMPT.encode() + b"yyyy")
     assert hits({"prompt": PROMPT}, leaked) == ["prompt"]
-

@@ -38,9 +38,7 @@ async def session(database: TestDatabase, tenants: list[Tenant]) -> AsyncIterato
 
 
 @pytest.fixture
-async def app_session(
-    database: TestDatabase, tenants: list[Tenant]
-) -> AsyncIterator[AsyncSession]:
+async def app_session(database: TestDatabase, tenants: list[Tenant]) -> AsyncIterator[AsyncSession]:
     """The control: the same as the application's role."""
     app = Database(database.app_url, pool_size=1)
     async with app.session() as session:
@@ -78,7 +76,9 @@ FORBIDDEN = [
 
 
 @pytest.mark.parametrize("statement", FORBIDDEN)
-async def test_a_worker_may_not(session: AsyncSession, tenants: list[Tenant], statement: str) -> None:
+async def test_a_worker_may_not(
+    session: AsyncSession, tenants: list[Tenant], statement: str
+) -> None:
     await tenant_scope(session, tenants[0].id)
     with pytest.raises(DBAPIError, match="permission denied|must be owner"):
         await session.execute(text(statement))

@@ -11,12 +11,12 @@ from msgspec import structs
 from engine.fair_order import FairOrder
 from engine.messages import EngineRequest
 from engine.policy import choose_victim
-from engine.reserved_share import ReservedShares
+from engine.reserved_share import MEMORY_TOKENS, ReservedShares
 from engine.sequence import Sequence
 from tests.builders.engines import make_request
 from tests.stub_engine.clock import VirtualClock
 
-PROMPT = 10
+PROMPT = 200
 NUM_OTHERS = 9
 BACKLOG = 3
 
@@ -55,7 +55,7 @@ class Seat:
         for tenant_id in tenants * BACKLOG:
             self.add(tenant_id)
         for _ in range(num):
-            self.add(self.serve(rng.randrange(8)))
+            self.add(self.serve(rng.randrange(160)))
         got = {tenant_id: self.service[tenant_id] - before[tenant_id] for tenant_id in tenants}
         return {tenant_id: amount / sum(got.values()) for tenant_id, amount in got.items()}
 
@@ -95,10 +95,10 @@ def test_what_was_free_to_be_had_is_not_paid_back() -> None:
         seat.add(other)
     before = Counter(seat.service)
     for _ in range(300):
-        seat.add(seat.serve(2))
+        seat.add(seat.serve(40))
     got = seat.service["gold"] - before["gold"]
     total = sum(seat.service.values()) - sum(before.values())
-    assert got >= 0.3 * total - 3 * (PROMPT + 16)
+    assert got >= 0.3 * total - (MEMORY_TOKENS + 3 * (PROMPT + 320))
 
 
 def test_nobody_saves_up_its_share_while_away() -> None:

@@ -85,6 +85,8 @@ local function set_counter(tenant, counter)
   end
 end
 
+local SHARE_MEMORY = 4096  -- of its own tokens, that a tenant may be ahead of its share
+
 -- What all tenants got is a clock. The tag of one that has a reserved share is the time by it at
 -- which more is due: while the tag lags, the tenant has had less than its share, and what it gets is
 -- paid by that (engine/reserved_share.py, which does the same inside an engine).
@@ -106,7 +108,7 @@ local function charge_share(tenant, cost)
     return false
   end
   local tag = tonumber(redis.call('HGET', key('tags'), tenant) or served)
-  set_tag(tenant, math.min(tag, served) + cost / share)
+  set_tag(tenant, math.min(tag, served + SHARE_MEMORY / share) + cost / share)
   return tag < served
 end
 

@@ -43,7 +43,9 @@ async def test_a_version_that_a_worker_rejected_says_so(
     files = adapter_files(tiny_base)
     weights = bytearray(files["adapter_model.safetensors"])
     weights[-4:] = b"\x00\x00\xc0\x7f"  # a NaN, which only the worker reads
-    version = await operator.push("acme", "bot", files | {"adapter_model.safetensors": bytes(weights)})
+    version = await operator.push(
+        "acme", "bot", files | {"adapter_model.safetensors": bytes(weights)}
+    )
     (act,) = await acts(operator)
     assert version["state"] == "rejected"
     assert (act["action"], act["after"]["state"]) == ("version.rejected", "rejected")
