@@ -295,9 +295,9 @@ class AdapterLevers:
     ) -> None:
         log.info(
             "adapter_lever",
-            lever=command.lever,
+            lever=command.lever.value,
             digest=command.adapter.digest,
-            outcome=outcome,
+            outcome=outcome.value,
             num_aborted=num_aborted,
         )
         self._acks.append(

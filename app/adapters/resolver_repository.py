@@ -86,8 +86,11 @@ async def list_aliased_versions(
     query = query.add_columns(AdapterAlias.alias).order_by(
         Adapter.name, AdapterAlias.alias, _weight().desc(), AdapterVersion.number.desc()
     )
-    query = query.distinct(Adapter.name, AdapterAlias.alias)
-    return [(row[-1], NamedVersion(*row[:-1])) for row in await session.execute(query)]
+    found: dict[tuple[str, str], NamedVersion] = {}
+    for *version, alias in await session.execute(query):
+        named = NamedVersion(*version)
+        found.setdefault((named.adapter_name, alias), named)
+    return [(alias, named) for (_, alias), named in found.items()]
 
 
 def _versions(tenant_id: str, base_model_id: str) -> Select[*tuple[Any, ...]]:

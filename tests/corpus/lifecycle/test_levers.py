@@ -167,7 +167,7 @@ async def test_a_command_that_was_sealed_with_another_secret_is_not_heard(
     redis_url: str, levers: EngineLevers, small: StubLoop
 ) -> None:
     await pull(levers, Lever.PRELOAD, ref(1))
-    forger = EngineLevers(redis_url, secret="another secret, just as long")
+    forger = EngineLevers(redis_url, secret="another secret that is just as long")
     order = await forger.give(Lever.LET_GO, ref(1), ["stub-loop"])
     assert await forger.answers(order, 0.5) == {}
     await forger.close()

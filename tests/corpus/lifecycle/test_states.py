@@ -37,7 +37,7 @@ from tests.corpus.lifecycle.conftest import BOT, Ask, Push, Version, code
 V1, V2 = f"{BOT}/versions/v1", f"{BOT}/versions/v2"
 
 
-@pytest.mark.parametrize(("before", "after"), product(STATES, STATES))
+@pytest.mark.parametrize(("before", "after"), list(product(STATES, STATES)))
 def test_a_state_changes_along_an_edge_of_the_table_and_no_other_way(
     before: str, after: str
 ) -> None:
