@@ -29,6 +29,7 @@ NAMES_LEFT = (
     "level",
     "arrivals",
     "service",
+    "served",
     "generation",
     "out:api-test",
     "api:api-test",
