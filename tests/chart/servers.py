@@ -89,8 +89,6 @@ http {{
         listen {address};
         location / {{
             proxy_pass http://api;
-            proxy_http_version 1.1;
-            proxy_set_header Connection "";
             {directives}
         }}
     }}

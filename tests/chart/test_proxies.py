@@ -26,7 +26,9 @@ from tests.fixtures.processes import ApiProcess
 NUM_TOKENS = 24
 STEP_S = 0.1
 UVICORNS_OWN_KEEP_ALIVE_S = 5
-# What an nginx does that was told nothing, and listens to nobody.
+# What ingress-nginx says in any case.
+ALWAYS = {"proxy_http_version": "1.1", "proxy_set_header": 'Connection ""'}
+# What an nginx does that was told nothing, and does not hear what the response says of it.
 BUFFERING = {
     "proxy_buffering": "on",
     "proxy_ignore_headers": "X-Accel-Buffering",
@@ -84,7 +86,8 @@ def is_streamed(times: list[float]) -> bool:
 def test_frames_pass_nginx_as_they_come(
     told: str, api_process: ApiProcess, headers: Mapping[str, str], tmp_path: Path
 ) -> None:
-    directives = directives_of_the_chart() if told == "by the chart's annotations" else {}
+    is_told = told == "by the chart's annotations"
+    directives = ALWAYS | directives_of_the_chart() if is_told else {}
     with nginx(api_process.url, directives, tmp_path) as url:
         times = arrivals(url, headers)
     assert len(times) > NUM_TOKENS / 2 and is_streamed(times), times
