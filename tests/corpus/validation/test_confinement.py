@@ -27,8 +27,9 @@ FORBIDDEN = {
     "exec": "os.exec",
     "system": "os.system",
     "import": "import",
+    "import by name": "open",
     "unpickle": "pickle.find_class",
-    "evaluate": "exec",
+    "evaluate": "compile",
     "read": "open",
     "write": "open",
     "list": "os.listdir",
@@ -54,9 +55,9 @@ async def test_a_child_can_neither_connect_nor_start_nor_import_nor_look_around(
     tmp_path: Path, act: str, event: str
 ) -> None:
     answer = await answer_to(tmp_path, act)
-    assert [(found.code, found.message) for found in answer.findings] == [
-        ("forbidden", f"{event} is forbidden here")
-    ]
+    [found] = answer.findings
+    assert found.code == "forbidden"
+    assert found.message.startswith(f"{event} is forbidden here")
 
 
 async def test_control_a_child_that_does_nothing_is_heard(tmp_path: Path) -> None:
@@ -66,7 +67,7 @@ async def test_control_a_child_that_does_nothing_is_heard(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("act", "limit"), [("memory", "memory"), ("spin", "processor time"), ("wait", "time")]
+    ("act", "limit"), [("memory", "memory"), ("spin", "time"), ("wait", "time")]
 )
 async def test_a_child_that_takes_too_much_is_ended_and_its_adapter_refused(
     tmp_path: Path, act: str, limit: str
@@ -76,7 +77,7 @@ async def test_a_child_that_takes_too_much_is_ended_and_its_adapter_refused(
     assert [(found.code, found.severity) for found in answer.findings] == [
         ("validation_limits_exceeded", "error")
     ]
-    assert f"more {limit} than" in answer.findings[0].message
+    assert f"{limit} than is allowed" in answer.findings[0].message
     assert time.monotonic() - began_at < 30
 
 
