@@ -29,7 +29,7 @@ from bench.report import describe, machine
 from bench.still_pages import StillPages
 from engine.config import EngineConfig
 from engine.core import EngineCore, Loader, Runner
-from engine.messages import AdapterRef, EngineRequest, SamplingParams
+from engine.messages import AdapterRef, EngineRequest, ModuleFigure, SamplingParams
 from engine.model_runner import ModelRunner
 from engine.residency import LoadResult, Residency
 from engine.scheduler import Step
@@ -50,6 +50,9 @@ class NoLoader:
 
     def take_completed(self) -> list[LoadResult]:
         return []
+
+    def figures_of(self, ref: AdapterRef) -> tuple[ModuleFigure, ...]:
+        return ()
 
 
 class NoModel(StillPages):

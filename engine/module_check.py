@@ -30,7 +30,11 @@ from lora.weights import LoraWeights
 NUM_SAMPLED = 8
 NUM_INPUTS = 4
 _CHUNK_ROWS = 1024
-_STORED = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
+_STORED: dict[str, np.dtype[Any]] = {
+    "F32": np.dtype("<f4"),
+    "F16": np.dtype("<f2"),
+    "BF16": np.dtype("<u2"),
+}
 
 Matrix = NDArray[np.float64]
 
@@ -140,12 +144,13 @@ def _base_weight(module: LoraModule, tensors: BaseTensors) -> NDArray[np.float32
 def _read(file: Path, span: TensorSpan) -> Matrix:
     """A tensor's numbers, by its place in the file."""
     stored = _STORED[span.dtype]
-    raw = np.fromfile(file, dtype=stored, count=span.num_elements, offset=span.begin)
+    raw: NDArray[Any] = np.fromfile(file, dtype=stored, count=span.num_elements, offset=span.begin)
     if len(raw) != span.num_elements:
         raise OSError(f"tensor {span.name} is cut short")
     if span.dtype == "BF16":
         raw = (raw.astype(np.uint32) << 16).view(np.float32)
-    return raw.astype(np.float64).reshape(span.shape)
+    values: Matrix = raw.astype(np.float64).reshape(span.shape)
+    return values
 
 
 def _name(module: LoraModule) -> str:
