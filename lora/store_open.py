@@ -23,6 +23,8 @@ if TYPE_CHECKING:  # the library has this name for type checkers only
     from obstore.store import ObjectStore
 
 OBJECT_SCHEMES = frozenset({"s3", "s3a", "gs", "az", "azure", "abfs", "abfss"})
+PLAIN_HTTP = "+http"
+"""After a scheme: the endpoint, which the environment names, may be asked without TLS."""
 GIBIBYTE = 1 << 30
 DEFAULT_CACHE = Path(".tenfold/adapter-cache")
 DEFAULT_CACHE_BYTES = 20 * GIBIBYTE
@@ -71,14 +73,20 @@ def open_parts(url_or_path: str, **options: Any) -> PartStore:
 
 def open_objects(url: str, **options: Any) -> ObjectStore:
     """A bucket, or the part of one below a prefix. Raises ValueError for another scheme."""
-    if url.partition("://")[0] not in OBJECT_SCHEMES:
+    scheme, _, place = url.partition("://")
+    scheme, plus, _ = scheme.partition(PLAIN_HTTP)
+    if scheme not in OBJECT_SCHEMES:
         raise ValueError(
             f"adapter store {url!r}: a folder, file:///..., s3://, gs:// or az:// is expected"
         )
-    client_options = {"connect_timeout": CONNECT_TIMEOUT, "timeout": REQUEST_TIMEOUT}
-    retry_config = {"max_retries": MAX_RETRIES, "retry_timeout": RETRY_TIMEOUT}
+    client_options: dict[str, Any] = {
+        "connect_timeout": CONNECT_TIMEOUT,
+        "timeout": REQUEST_TIMEOUT,
+        "allow_http": bool(plus),
+    }
+    retry_config: dict[str, Any] = {"max_retries": MAX_RETRIES, "retry_timeout": RETRY_TIMEOUT}
     return from_url(
-        url,
+        f"{scheme}://{place}",
         client_options={**client_options, **options.pop("client_options", {})},
         retry_config={**retry_config, **options.pop("retry_config", {})},
         **options,

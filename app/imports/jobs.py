@@ -22,6 +22,7 @@ from app.imports.running import ImportRunner
 from app.settings import WorkerSettings
 from lora.base_spec import BaseSpec
 from lora.store import AdapterStore
+from lora.store_open import PLAIN_HTTP
 
 log = structlog.get_logger()
 
@@ -69,7 +70,11 @@ def open_imports(
 ) -> ImportJobs:
     """Raises ValueError for an allow-list or a network that is none, OSError without the CA."""
     intake = WorkerIntake(settings, database, store, base, Validator())
-    publishers = Publishers(settings)
+    # A bucket that is asked without TLS is where imports find theirs, too.
+    is_plain = PLAIN_HTTP in settings.adapter_store.partition("://")[0]
+    publishers = Publishers(
+        settings, bucket_options={"client_options": {"allow_http": True}} if is_plain else None
+    )
     peppers = settings.key_pepper.get_secret_value()
     runner = ImportRunner(
         intake, publishers.open, lambda job_id: worker_trail(peppers, job_id, now()), now

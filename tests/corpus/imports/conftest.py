@@ -101,7 +101,8 @@ def runner(context: AppContext, names: Names) -> ImportRunner:
 
 
 def new_runner(context: AppContext, names: Names) -> ImportRunner:
-    publishers = Publishers(context.settings, names.resolve)
+    options = {"client_options": {"allow_http": True}}  # of buckets: the tests' have no TLS
+    publishers = Publishers(context.settings, names.resolve, options)
 
     peppers = context.settings.key_pepper.get_secret_value()
     return ImportRunner(

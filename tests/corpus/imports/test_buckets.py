@@ -24,9 +24,9 @@ def settings(
 
 
 async def test_a_prefix_of_a_bucket_becomes_a_version(
-    importing: Importing, bucket: str, files: dict[str, bytes]
+    importing: Importing, s3: S3Server, bucket: str, files: dict[str, bytes]
 ) -> None:
-    objects = open_objects(f"{bucket}/models/one")
+    objects = open_objects(f"{bucket}/models/one", **s3.options())
     for name, content in files.items():
         obstore.put(objects, name, content)
     job = await importing.run(f"{bucket}/models/one")
@@ -35,18 +35,18 @@ async def test_a_prefix_of_a_bucket_becomes_a_version(
 
 
 async def test_a_bucket_that_has_not_all(
-    importing: Importing, bucket: str, files: dict[str, bytes]
+    importing: Importing, s3: S3Server, bucket: str, files: dict[str, bytes]
 ) -> None:
-    obstore.put(open_objects(f"{bucket}/models/one"), WEIGHTS, files[WEIGHTS])
+    obstore.put(open_objects(f"{bucket}/models/one", **s3.options()), WEIGHTS, files[WEIGHTS])
     job = await importing.run(f"{bucket}/models/one")
     assert job["error"]["code"] == "import_source_not_found"
     assert CONFIG in job["error"]["message"]
 
 
 async def test_a_file_over_the_limit(
-    importing: Importing, bucket: str, files: dict[str, bytes], settings: Settings
+    importing: Importing, s3: S3Server, bucket: str, files: dict[str, bytes], settings: Settings
 ) -> None:
-    objects = open_objects(f"{bucket}/models/one")
+    objects = open_objects(f"{bucket}/models/one", **s3.options())
     obstore.put(objects, CONFIG, files[CONFIG])
     obstore.put(objects, WEIGHTS, bytes(settings.max_upload_bytes + 1))
     job = await importing.run(f"{bucket}/models/one")

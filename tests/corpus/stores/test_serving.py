@@ -39,7 +39,10 @@ def settings(
     for name, value in s3.environment().items():
         monkeypatch.setenv(name, value)
     return settings.model_copy(
-        update={"adapter_store": f"{bucket}/tenfold/adapters", "upload_part_bytes": 4096}
+        update={
+            "adapter_store": f"{bucket.replace('s3:', 's3+http:')}/adapters",
+            "upload_part_bytes": 4096,
+        }
     )
 
 
@@ -93,7 +96,9 @@ async def test_a_bucket_that_is_away_refuses_uploads_by_name(
     await operator.new_tenant("acme")
     await operator.new_adapter("acme", "bot")
     options = {"endpoint": "http://127.0.0.1:1", "retry_config": {"max_retries": 0}}
-    away = open_store(bucket, cache=context.settings.data_dir / "cache", **options)
+    away = open_store(
+        context.settings.adapter_store, cache=context.settings.data_dir / "cache", **options
+    )
     app = create_admin_app(replace(context, store=away))
     files = {name: (name, data) for name, data in adapter_files(tiny_base).items()}
     async with httpx.AsyncClient(
