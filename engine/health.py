@@ -11,12 +11,17 @@ questions. Invariant: an answer waits for nothing, neither for a step nor for an
 from __future__ import annotations
 
 import json
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Protocol
 from urllib.parse import parse_qs, urlsplit
+
+import structlog
+
+log = structlog.get_logger(__name__)
 
 LOADING = "loading"
 READY = "ready"
@@ -81,8 +86,7 @@ class HealthServer:
         self, host: str, port: int, health: EngineHealth, pages: Mapping[str, Page] | None = None
     ) -> None:
         """pages: what else is served, by path. Raises OSError where the port is taken."""
-        self._server = ThreadingHTTPServer((host, port), _handler(health, pages or {}))
-        self._server.daemon_threads = True
+        self._server = _Server((host, port), _handler(health, pages or {}))
         self._thread = threading.Thread(
             target=self._server.serve_forever, name="health", daemon=True
         )
@@ -96,6 +100,15 @@ class HealthServer:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Whoever asked may have gone, since it waits for no longer than it wants to."""
+        if not isinstance(sys.exception(), OSError):
+            log.exception("health_request_failed")
 
 
 def _handler(health: EngineHealth, pages: Mapping[str, Page]) -> type[BaseHTTPRequestHandler]:

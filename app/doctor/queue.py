@@ -62,7 +62,7 @@ async def _look(redis: Redis, url: str, host: str | None, max_usage_backlog: int
     with translated_errors():
         info = cast("Info", await redis.info())
         began_at = time.time()
-        seconds, micros = cast("tuple[int, int]", await redis.time())
+        seconds, micros = await redis.time()
     skew_s = seconds + micros / 1e6 - (began_at + time.time()) / 2
     if info.get("cluster_enabled"):
         return [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -61,3 +63,14 @@ def test_only_what_is_named_is_served(probes: httpx.Client) -> None:
     assert probes.get("/metrics").text == "x 1\n"
     assert probes.get("/etc/passwd").status_code == 404
     assert probes.post("/livez").status_code == 501
+
+
+def test_who_does_not_wait_for_the_answer_disturbs_nobody(
+    probes: httpx.Client, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for _ in range(3):
+        with socket.create_connection((probes.base_url.host, probes.base_url.port or 0)) as early:
+            early.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            early.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+    assert statuses(probes) == (200, 503, 503)
+    assert "Traceback" not in capfd.readouterr().err
