@@ -34,6 +34,10 @@ class AliasTarget(Table):
             ["adapter_aliases.adapter_id", "adapter_aliases.alias"],
             ondelete="CASCADE",
         ),
+        # The alias's own end comes too late for the versions, where all go with their adapter.
+        ForeignKeyConstraint(
+            ["adapter_id", "tenant_id"], ["adapters.id", "adapters.tenant_id"], ondelete="CASCADE"
+        ),
         ForeignKeyConstraint(
             ["version_id", "adapter_id", "tenant_id"],
             ["adapter_versions.id", "adapter_versions.adapter_id", "adapter_versions.tenant_id"],

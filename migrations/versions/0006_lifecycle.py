@@ -168,6 +168,7 @@ def _create_aliases() -> None:
             ["adapter_aliases.adapter_id", "adapter_aliases.alias"],
             ondelete="CASCADE",
         ),
+        _adapter_key(),
         _version_key("version_id"),
         sa.CheckConstraint("weight BETWEEN 1 AND 100", name="weight"),
     )
