@@ -66,6 +66,19 @@ BEGIN
 END
 $$
 """
+# These read what a key is known by. A policy is evaluated by whoever asks, so that it may bind nobody
+# who may not read that; the function through which keys are looked up has its owner's rights.
+NARROW_PRESENTED = f"""
+DO $$
+DECLARE
+    looks_up regrole := (SELECT proowner::regrole FROM pg_proc
+        WHERE oid = 'enter_tenant_of_key(text)'::regprocedure);
+BEGIN
+    EXECUTE format('ALTER POLICY presented ON api_keys TO {APP_ROLE}, %s', looks_up);
+    EXECUTE format('ALTER POLICY presented ON tenants TO {APP_ROLE}, %s', looks_up);
+END
+$$
+"""
 GRANT_KEYS = f"""
 DO $$
 BEGIN
@@ -87,6 +100,7 @@ def upgrade() -> None:
     op.execute(f"GRANT USAGE ON SCHEMA public TO {WORKER_ROLE}")
     op.execute(GRANT_TABLES)
     op.execute(GRANT_KEYS)
+    op.execute(NARROW_PRESENTED)
     op.execute(f"GRANT SELECT (expires_at), DELETE ON idempotent_answers TO {WORKER_ROLE}")
     op.execute(f"GRANT EXECUTE ON FUNCTION ensure_request_partitions(integer) TO {WORKER_ROLE}")
     for table in OPERATORS_TABLES:
@@ -97,6 +111,8 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
+    for table in ("api_keys", "tenants"):
+        op.execute(f"ALTER POLICY presented ON {table} TO PUBLIC")
     for table in OPERATORS_TABLES:
         op.execute(f"DROP POLICY no_operator ON {table}")
     # The role belongs to the whole cluster and may serve other databases: it stays.
