@@ -63,16 +63,17 @@ async def test_a_dry_run_reads_the_numbers_too(
 async def test_a_report_lists_every_finding_with_what_to_do(
     operator: Operator, acme: Tenant, tiny_base: BaseSpec
 ) -> None:
-    files = adapter_files(tiny_base) | {
-        CONFIG_FILE: adapter_config(task_type="SEQ_CLS", use_qalora=True, r=8)
-    }
+    tensors = adapter_tensors(tiny_base)
+    tensors[next(iter(tensors))] = np.zeros((4, 32), np.float32)
+    config = adapter_config(task_type="SEQ_CLS", use_qalora=True)
+    files = {CONFIG_FILE: config, WEIGHTS_FILE: save(tensors)}
     error = (await validate(operator, files)).json()["error"]
     checks = {check["rule"]: check for check in error["report"]["checks"]}
-    assert {"task_type_unsupported", "variant_unsupported", "rank_mismatch"} <= checks.keys()
+    assert {"task_type_unsupported", "variant_unsupported", "shape_mismatch"} <= checks.keys()
     assert {"rule", "severity", "message", "expected", "actual", "file"} <= checks[
-        "rank_mismatch"
+        "shape_mismatch"
     ].keys()
-    assert checks["rank_mismatch"]["file"] == WEIGHTS_FILE
+    assert checks["shape_mismatch"]["file"] == WEIGHTS_FILE
     assert "CAUSAL_LM" in checks["task_type_unsupported"]["hint"]
 
 
