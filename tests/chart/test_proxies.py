@@ -26,16 +26,17 @@ from tests.fixtures.processes import ApiProcess
 NUM_TOKENS = 24
 STEP_S = 0.1
 UVICORNS_OWN_KEEP_ALIVE_S = 5
-# What ingress-nginx says in any case.
-ALWAYS = {"proxy_http_version": "1.1", "proxy_set_header": 'Connection ""'}
-# What an nginx does that was told nothing, and does not hear what the response says of it.
-BUFFERING = {
-    "proxy_buffering": "on",
-    "proxy_ignore_headers": "X-Accel-Buffering",
-    "proxy_buffer_size": "64k",
-    "proxy_buffers": "8 64k",
-    "proxy_busy_buffers_size": "128k",
+# What ingress-nginx says in any case, and a compression that waits for more while it may.
+ALWAYS = {
+    "proxy_http_version": "1.1",
+    "proxy_set_header": 'Connection ""',
+    "gzip": "on",
+    "gzip_types": "text/event-stream",
+    "gzip_proxied": "any",
+    "gzip_min_length": "0",
 }
+# What an nginx does that was told nothing, and does not hear what the response says of it.
+BUFFERING = {"proxy_buffering": "on", "proxy_ignore_headers": "X-Accel-Buffering"}
 PREFIX = "nginx.ingress.kubernetes.io/"
 OTHERWISE_CALLED = {"proxy-body-size": "client_max_body_size"}
 
@@ -87,8 +88,8 @@ def test_frames_pass_nginx_as_they_come(
     told: str, api_process: ApiProcess, headers: Mapping[str, str], tmp_path: Path
 ) -> None:
     is_told = told == "by the chart's annotations"
-    directives = ALWAYS | directives_of_the_chart() if is_told else {}
-    with nginx(api_process.url, directives, tmp_path) as url:
+    directives = directives_of_the_chart() if is_told else {}
+    with nginx(api_process.url, ALWAYS | directives, tmp_path) as url:
         times = arrivals(url, headers)
     assert len(times) > NUM_TOKENS / 2 and is_streamed(times), times
 
@@ -96,7 +97,7 @@ def test_frames_pass_nginx_as_they_come(
 def test_control_a_proxy_that_buffers_is_noticed(
     api_process: ApiProcess, headers: Mapping[str, str], tmp_path: Path
 ) -> None:
-    with nginx(api_process.url, BUFFERING, tmp_path) as url:
+    with nginx(api_process.url, ALWAYS | BUFFERING, tmp_path) as url:
         times = arrivals(url, headers)
     assert len(times) > NUM_TOKENS / 2 and not is_streamed(times), times
 
