@@ -85,12 +85,9 @@ def open_objects(url: str, **options: Any) -> ObjectStore:
         "allow_http": bool(plus),
     }
     retry_config: dict[str, Any] = {"max_retries": MAX_RETRIES, "retry_timeout": RETRY_TIMEOUT}
-    return from_url(
-        f"{scheme}://{place}",
-        client_options={**client_options, **options.pop("client_options", {})},
-        retry_config={**retry_config, **options.pop("retry_config", {})},
-        **options,
-    )
+    for name, defaults in (("client_options", client_options), ("retry_config", retry_config)):
+        options[name] = {**defaults, **options.get(name, {})}
+    return from_url(f"{scheme}://{place}", **options)
 
 
 def _local_folder(url_or_path: str) -> Path | None:

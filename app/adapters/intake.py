@@ -23,7 +23,7 @@ from starlette.requests import Request
 
 from app.adapters.jobs_repository import add_job
 from app.adapters.override_limit import override_limit
-from app.adapters.receive import receive_files
+from app.adapters.receive import MULTIPART_OVERHEAD_BYTES, declared_bytes, receive_files
 from app.adapters.repository import AdapterRepository
 from app.adapters.schemas import describe_version
 from app.adapters.service import find_adapter
@@ -81,7 +81,8 @@ async def upload_version(
     async with context.database.session() as session:
         await tenant_scope(session, tenant_id)
         adapter = await find_adapter(session, tenant_id, reference)
-        num_bytes = min(_declared_bytes(request), context.settings.max_upload_bytes)
+        # At least so many: what lies between the files is no byte of theirs.
+        num_bytes = max(0, (declared_bytes(request) or 0) - MULTIPART_OVERHEAD_BYTES)
         await Quotas(session, tenant_id).take_upload(trail.at, num_bytes)
         await session.commit()
     with staging(context.settings.data_dir) as folder:
@@ -205,12 +206,6 @@ async def _accept(
     await session.refresh(version)
     await add_job(session, tenant_id, "verify", version.id)
     return version, "version.uploaded"
-
-
-def _declared_bytes(request: Request) -> int:
-    """What its headers say that it brings; a chunked body says nothing."""
-    declared = request.headers.get("content-length", "0")
-    return int(declared[:20]) if declared.isascii() and declared.isdigit() else 0
 
 
 def sweep_staging(data_dir: Path, now_s: float) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Row, Select, or_, select, update
+from sqlalchemy import Select, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.imports.tables import Import
@@ -95,7 +95,7 @@ class ImportRepository:
         return select(Import).where(Import.tenant_id == self._tenant_id)
 
 
-async def next_due(session: AsyncSession, now: datetime) -> Row[tuple[str, str]] | None:
+async def next_due(session: AsyncSession, now: datetime) -> tuple[str, str] | None:
     """(id, tenant_id) of the job that has waited longest. In the worker's scope."""
     rows = await session.execute(
         select(Import.id, Import.tenant_id)
@@ -106,4 +106,5 @@ async def next_due(session: AsyncSession, now: datetime) -> Row[tuple[str, str]]
         .order_by(Import.created_at)
         .limit(1)
     )
-    return rows.first()
+    found = rows.first()
+    return None if found is None else (found[0], found[1])

@@ -130,7 +130,7 @@ class ImportRunner:
         counts = {"bytes_done": progress.bytes_done, "bytes_total": progress.bytes_total}
         error = work.exception()
         if error is None:
-            ended = {"state": "succeeded", "version_id": work.result()}
+            ended: dict[str, Any] = {"state": "succeeded", "version_id": work.result()}
         elif _is_temporary(error) and job.attempts < MAX_ATTEMPTS:
             later = self._now() + RETRY * 2**job.attempts
             log.warning("import_postponed", import_id=job.id, cause=str(error))

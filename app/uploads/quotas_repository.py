@@ -65,7 +65,7 @@ class QuotaRepository:
     async def count_upload(self, day: date) -> int:
         """One more upload on this day; how many that makes."""
         statement = insert(UploadCount).values(tenant_id=self._tenant_id, day=day, num_uploads=1)
-        found = await self._session.scalar(
+        found: int | None = await self._session.scalar(
             statement.on_conflict_do_update(
                 index_elements=[UploadCount.tenant_id, UploadCount.day],
                 set_={"num_uploads": UploadCount.num_uploads + 1},

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from sqlalchemy import Row, Select, and_, delete, exists, func, or_, select
+from sqlalchemy import Select, and_, delete, exists, func, or_, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -129,7 +129,7 @@ class UploadRepository:
 
 async def list_unclean(
     session: AsyncSession, now: datetime, ended_before: datetime, limit: int
-) -> Sequence[Row[tuple[str, str]]]:
+) -> list[tuple[str, str]]:
     """(id, tenant_id) of uploads whose parts are to be removed. In the worker's scope."""
     is_claimed = and_(Upload.state == "completing", Upload.claimed_until > now)
     rows = await session.execute(
@@ -142,4 +142,4 @@ async def list_unclean(
         .order_by(Upload.expires_at)
         .limit(limit)
     )
-    return rows.all()
+    return [(upload_id, tenant_id) for upload_id, tenant_id in rows]
