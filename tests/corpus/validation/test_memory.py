@@ -82,15 +82,15 @@ def test_an_upload_costs_the_api_little_memory(
     api_process: ApiProcess, tiny_base: BaseSpec
 ) -> None:
     """The second of two uploads of 200 MiB: what the first left warm is not counted again."""
-    url = f"{api_process.admin_url}/admin/v1/tenants"
+    url = f"{api_process.admin_url}/admin/v1"
     with httpx.Client(base_url=url, headers=OPERATOR, timeout=120) as admin:
-        admin.post("", json={"slug": "acme"}).raise_for_status()
-        admin.post("/acme/adapters", json={"name": "bot"}).raise_for_status()
+        admin.post("/tenants", json={"slug": "acme"}).raise_for_status()
+        admin.post("/tenants/acme/adapters", json={"name": "bot"}).raise_for_status()
         for seed in (1, 2):
             files = {
                 name: (name, data) for name, data in adapter_files(tiny_base, seed=seed).items()
             }
-            admin.post("/acme/adapters/bot/versions", files=files).raise_for_status()
+            admin.post("/tenants/acme/adapters/bot/versions", files=files).raise_for_status()
         assert _send_large(admin) == "tensor_unexpected"
         process = psutil.Process(api_process.process.pid)
         before = process.memory_info().rss
@@ -124,7 +124,7 @@ def _send_large(admin: httpx.Client) -> str:
         yield f"--{line}--\r\n".encode()
 
     headers = {"content-type": f"multipart/form-data; boundary={line}"}
-    response = admin.post("/acme/adapters/bot/versions", content=body(), headers=headers)
+    response = admin.post("/tenants/acme/adapters/bot/versions", content=body(), headers=headers)
     assert response.status_code == 422, response.text
     return str(response.json()["error"]["code"])
 

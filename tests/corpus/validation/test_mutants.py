@@ -33,7 +33,7 @@ from tests.fixtures.processes import ApiProcess
 
 NUM_MUTANTS = {"few": 200, "soak": 20_000}.get(os.environ.get("TEST_FAULTS", ""), 2_000)
 NUM_CLIENTS = 4
-VERSIONS = "/acme/adapters/bot/versions"
+VERSIONS = "/tenants/acme/adapters/bot/versions"
 CODE = re.compile(r"[a-z][a-z0-9_]+")
 # Of the largest logit: numbers may be large here, and float32 has seven digits.
 MAX_RELATIVE_ERROR = 1e-3
@@ -69,7 +69,7 @@ def originals(tiny_base_folder: Path, tmp_path_factory: pytest.TempPathFactory) 
 def send(admin_url: str, originals: list[Files], seeds: range) -> list[Outcome]:
     """Upload these mutants one after the other."""
     outcomes = []
-    url = f"{admin_url}/admin/v1/tenants"
+    url = f"{admin_url}/admin/v1"
     with httpx.Client(base_url=url, headers=OPERATOR, timeout=120) as admin:
         for seed in seeds:
             act, files = mutant(originals[seed % len(originals)], seed)
@@ -92,12 +92,12 @@ def test_every_mutant_is_refused_by_name_or_served_as_peft_does(
     tmp_path: Path,
     verdict: Verdict,
 ) -> None:
-    url = f"{api_process.admin_url}/admin/v1/tenants"
+    url = f"{api_process.admin_url}/admin/v1"
     pids = _pids()
     with httpx.Client(base_url=url, headers=OPERATOR, timeout=120) as admin:
-        admin.post("", json={"slug": "acme"}).raise_for_status()
-        admin.put("/acme/limits", json={"limits": {"uploads_per_day": None}}).raise_for_status()
-        admin.post("/acme/adapters", json={"name": "bot"}).raise_for_status()
+        admin.post("/tenants", json={"slug": "acme"}).raise_for_status()
+        admin.put("/tenants/acme/limits", json={"limits": {"uploads_per_day": None}}).raise_for_status()
+        admin.post("/tenants/acme/adapters", json={"name": "bot"}).raise_for_status()
         share = NUM_MUTANTS // NUM_CLIENTS
         with ThreadPoolExecutor(NUM_CLIENTS) as pool:
             runs = [

@@ -65,13 +65,13 @@ def test_other_streams_tokens_do_not_change(
     settings: Settings,
     tiny_base: BaseSpec,
 ) -> None:
-    url = f"{api_process.admin_url}/admin/v1/tenants"
+    url = f"{api_process.admin_url}/admin/v1"
     with httpx.Client(base_url=url, headers=OPERATOR, timeout=300) as admin:
         for slug in ("acme", "loader"):
-            admin.post("", json={"slug": slug}).raise_for_status()
-            admin.post(f"/{slug}/adapters", json={"name": "bot"}).raise_for_status()
+            admin.post("/tenants", json={"slug": slug}).raise_for_status()
+            admin.post(f"/tenants/{slug}/adapters", json={"name": "bot"}).raise_for_status()
         _upload(admin, "acme", adapter_files(tiny_base, seed=1), wait=60)
-        key = admin.post("/acme/keys", json={}).raise_for_status().json()["secret"]
+        key = admin.post("/tenants/acme/keys", json={}).raise_for_status().json()["secret"]
         client = httpx.Client(
             base_url=api_process.url, headers={"authorization": f"Bearer {key}"}, timeout=300
         )
@@ -102,7 +102,7 @@ def _upload(
     admin: httpx.Client, tenant: str, files: Files, wait: float = 0
 ) -> tuple[int, str | None]:
     parts = {name: (name, content) for name, content in files.items()}
-    path = f"/{tenant}/adapters/bot/versions"
+    path = f"/tenants/{tenant}/adapters/bot/versions"
     response = admin.post(path, files=parts, params={"wait": wait})
     return response.status_code, None if response.is_success else response.json()["error"]["code"]
 
