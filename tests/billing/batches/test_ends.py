@@ -155,11 +155,21 @@ async def test_a_suspended_tenants_lines_wait_until_it_is_resumed(
 async def test_lines_wait_for_the_tenants_limits_and_never_pass_them(
     submitter: Submitter, operator: Operator, engine: StubEngine, working: Working
 ) -> None:
-    limits = {"concurrency": 2, "queue_depth": 2}
+    limits = {"limits": {"concurrency": 2, "queue_depth": 2}}
     await operator.done("PUT", "/tenants/acme/limits", json=limits)
-    async with working(batch_concurrency=16):
+    engine.pause()
+    body = {"model": MODEL_ID, "prompt": "first", "max_tokens": 2}
+    asked = [asyncio.create_task(submitter.call("POST", "/completions", json=body))]
+    asked.append(asyncio.create_task(submitter.call("POST", "/completions", json=body)))
+    await two_run(engine)  # they have all that the tenant may have
+    async with working():
         batch = await submitter.submit(LINES)
+        await eventually(has_status(submitter, batch["id"], "in_progress"), timeout_s=30)
+        await asyncio.sleep(2.0)
+        assert len(engine.requests) == 2
+        engine.resume()
         done = await submitter.ended(batch["id"])
+    assert all([(await each).is_success for each in asked])
     assert done["request_counts"] == {"total": 6, "completed": 6, "failed": 0}
 
 
