@@ -35,7 +35,7 @@ from bench.still_pages import StillPages
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.forward_batch import StepLayout, build_forward_batch, lay_out
-from engine.messages import AdapterRef, EngineRequest, SamplingParams
+from engine.messages import AdapterRef, EngineRequest, ModuleFigure, SamplingParams
 from engine.residency import LoadResult, Residency
 from engine.scheduler import Step
 from engine.step_handle import CompletedStep, StepHandle
@@ -54,6 +54,8 @@ OUTPUT = (128, 384)
 NUM_WARMING = 400
 NUM_STEPS = 2000
 AIM_MS = 1.0
+AIM_MISSED = 3
+"""Exit status; a crash has another."""
 # Written down before the first run: about forty operations of a tenth of a microsecond for each of
 # 256 sequences.
 PREDICTED_MS = 1.0
@@ -82,6 +84,7 @@ class PagedAdapter:
     """An adapter that is nothing but its pages."""
 
     num_bytes = 0
+    has_row_forms = False
     is_copied = False
     is_installed = True
 
@@ -106,6 +109,9 @@ class InstantLoader:
     def take_completed(self) -> list[LoadResult]:
         taken, self._completed = self._completed, []
         return taken
+
+    def figures_of(self, ref: AdapterRef) -> tuple[ModuleFigure, ...]:
+        return ()
 
 
 class LayoutRunner(StillPages):
@@ -153,7 +159,7 @@ class Clients:
         )
 
 
-def measure(note: str) -> Record:
+def measure(note: str, num_warming: int = NUM_WARMING, num_steps: int = NUM_STEPS) -> Record:
     """Many steps of one engine in its steady state."""
     config = EngineConfig(
         block_size=BLOCK_SIZE, max_num_seqs=NUM_SEQS, max_num_batched_tokens=NUM_SEQS + 256
@@ -164,7 +170,7 @@ def measure(note: str) -> Record:
     clients = Clients(core, seed=0)
     clients.ask(NUM_SEQS + NUM_WAITING)
     steps, tensors, sums = [], [], []
-    for number in range(NUM_WARMING + NUM_STEPS):
+    for number in range(num_warming + num_steps):
         begin = time.thread_time()
         batches = core.step()
         steps.append(time.thread_time() - begin)
@@ -176,7 +182,7 @@ def measure(note: str) -> Record:
             tensors.append(timed(build_forward_batch, runner.layout, ops, BLOCK_SIZE))
     assert core.scheduler.num_running > NUM_SEQS - NUM_WAITING
     assert len(core.residency.ready_keys()) == NUM_ADAPTERS
-    steps, layouts = steps[NUM_WARMING:], runner.seconds[NUM_WARMING:]
+    steps, layouts = steps[num_warming:], runner.seconds[num_warming:]
     scheduling = [step - layout for step, layout in zip(steps, layouts, strict=True)]
     return Record(
         date=f"{datetime.now(UTC):%Y-%m-%d}",
@@ -254,7 +260,7 @@ def main() -> int:
         highlight=False,
         soft_wrap=True,
     )
-    return 0 if record.median_ms <= AIM_MS else 1
+    return 0 if record.median_ms <= AIM_MS else AIM_MISSED
 
 
 if __name__ == "__main__":

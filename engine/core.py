@@ -331,7 +331,10 @@ class EngineCore:
                 if isinstance(outcome, EngineError):
                     self._fail([sequence], outcome)
                 elif update(sequence, outcome):
-                    answers[sequence.request.api_id].append(self._output(sequence))
+                    output = _output(sequence)
+                    if sequence.request.wants_evidence:
+                        output = self._with_evidence(output, sequence)
+                    answers[sequence.request.api_id].append(output)
             except Exception:  # the edge of a row
                 if sequence.is_finished:
                     raise  # the books are at fault, and they are everybody's
@@ -387,17 +390,14 @@ class EngineCore:
             num_prompt_tokens=sequence.num_prompt_tokens,
             num_generated_tokens=sequence.num_generated_tokens,
             num_cached_tokens=sequence.num_cached_tokens or 0,
-            adapter_load_ms=round(1e3 * (sequence.adapter_load_s or 0.0)),
+            adapter_load_ms=sequence.adapter_load_ms,
             finish_reason=FinishReason.ERROR,
             error=error,
         )
         self._answers[sequence.request.api_id].append(output)
 
-    def _output(self, sequence: Sequence) -> TokenOutput:
-        """Its newest token, and what it is told besides."""
-        output, adapter = _output(sequence), sequence.adapter
-        if not sequence.request.wants_evidence:
-            return output
+    def _with_evidence(self, output: TokenOutput, sequence: Sequence) -> TokenOutput:
+        adapter = sequence.adapter
         modules = () if adapter is None else self._loader.figures_of(adapter)
         evidence = Evidence(logits=sequence.told_logits, modules=modules)
         return msgspec.structs.replace(output, evidence=evidence)
@@ -412,17 +412,18 @@ class EngineCore:
 
 def _output(sequence: Sequence) -> TokenOutput:
     """Its newest token."""
-    request, num_known_tokens = sequence.request, sequence.num_known_tokens
+    request, token_ids = sequence.request, sequence.token_ids
+    num_known_tokens = len(token_ids) - sequence.num_placeholders
     num_generated_tokens = num_known_tokens - sequence.num_prompt_tokens
     return TokenOutput(
         request_id=request.request_id,
         epoch=request.epoch,
         index=num_generated_tokens - 1,
-        token_ids=[sequence.token_ids[num_known_tokens - 1]],
+        token_ids=[token_ids[num_known_tokens - 1]],
         num_prompt_tokens=sequence.num_prompt_tokens,
         num_generated_tokens=num_generated_tokens,
         num_cached_tokens=sequence.num_cached_tokens or 0,
-        adapter_load_ms=round(1e3 * (sequence.adapter_load_s or 0.0)),
+        adapter_load_ms=sequence.adapter_load_ms,
         finish_reason=sequence.finish_reason,
     )
 

@@ -91,8 +91,9 @@ class FairOrder:
 
     def clock_load(self, sequence: Sequence) -> None:
         """The adapter that a waiting sequence waits for has arrived; it counts once."""
-        if sequence.adapter_load_s is None and sequence.queued_at is not None:
-            sequence.adapter_load_s = self._clock() - sequence.queued_at
+        if not sequence.is_load_clocked and sequence.queued_at is not None:
+            sequence.is_load_clocked = True
+            sequence.adapter_load_ms = round(1e3 * (self._clock() - sequence.queued_at))
 
     def remove(self, sequence: Sequence) -> None:
         """It does not wait any more."""
@@ -115,8 +116,7 @@ class FairOrder:
         if not sequence.is_charged:
             sequence.is_charged = True
             num_tokens += sequence.num_prompt_tokens
-        if sequence.adapter_load_s is None:
-            sequence.adapter_load_s = 0.0
+        sequence.is_load_clocked = True
         cost = PROMPT_PRICE * num_tokens
         self._charge(sequence.request.tenant_id, tenant, cost)
         tenant.num_running += 1

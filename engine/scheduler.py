@@ -173,8 +173,9 @@ class Scheduler:
             sequence.num_computed_tokens += num_tokens
             sequence.num_in_flight += 1
             sequence.num_tokens_in_flight += num_tokens
-        for row, sequence in enumerate(sampling):
-            sequence.append_placeholder(row)
+        for row, sequence in enumerate(sampling):  # their placeholders
+            sequence.token_ids.append(-1 - row)
+            sequence.num_placeholders += 1
 
     def land(self, step: Step, *, is_well: bool = True) -> None:
         """A launched step is over, well or not: what only it used is free.

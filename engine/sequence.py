@@ -41,8 +41,10 @@ class Sequence:
         """Tokens of the prompt that the prefix cache had when this was first admitted."""
         self.queued_at: float | None = None
         """When it first waited, by the engine's clock."""
-        self.adapter_load_s: float | None = None
-        """From then until its adapter was here; known when that is so."""
+        self.adapter_load_ms = 0
+        """From then until its adapter was here."""
+        self.is_load_clocked = False
+        """Whether that is known."""
         self.is_charged = bool(request.delivered_token_ids)
         """Its tenant has paid for the prompt, here or where it ran before."""
         self.block_table: list[int] = []
@@ -91,11 +93,6 @@ class Sequence:
     @property
     def num_uncomputed_tokens(self) -> int:
         return len(self.token_ids) - self.num_computed_tokens
-
-    def append_placeholder(self, row: int) -> None:
-        """A step was launched that samples the next token as its row `row`."""
-        self.token_ids.append(-1 - row)
-        self.num_placeholders += 1
 
     def resolve(self, token_id: int) -> None:
         """Take the token of the oldest placeholder; see whether it is the last that is wanted."""
