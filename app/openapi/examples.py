@@ -34,6 +34,12 @@ BODIES: dict[str, dict[str, Any]] = {
     "POST /adapters/{adapter}/validate": {
         "multipart/form-data": {"schema": FILES, "example": FILES_EXAMPLE}
     },
+    "PUT /adapters/{adapter}/uploads/{upload}/files/{path}/parts/{number}": {
+        "application/octet-stream": {
+            "schema": {"type": "string", "format": "binary"},
+            "example": "(bytes of the part)",
+        }
+    },
     "POST /files": {
         "multipart/form-data": {
             "schema": {

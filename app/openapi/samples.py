@@ -67,6 +67,7 @@ FIELDS: dict[str, Any] = {
     "scopes": ["inference"],
     "allowed_models": ["support-bot"],
     "metadata": {"team": "support"},
+    "data_policy": {"store_prompts": False, "retention_days": None},
     "limits": {"tokens_per_minute": 100_000},
     "action": "tenant.created",
     "target": f"ten_{NUMBER}",
@@ -116,6 +117,8 @@ def _of_type(schema: Schema, schemas: Mapping[str, Schema], is_request: bool, na
         if is_request and not schema.get("minItems"):
             return []
         return [sample(schema.get("items", {}), schemas, is_request=is_request, name=name)]
+    if kind == "null":
+        return None
     if kind == "boolean":
         return False
     if kind in ("integer", "number"):
@@ -126,10 +129,10 @@ def _of_type(schema: Schema, schemas: Mapping[str, Schema], is_request: bool, na
 
 
 def _of_object(schema: Schema, schemas: Mapping[str, Schema], is_request: bool, name: str) -> Any:
+    found = FIELDS.get(name)
+    if isinstance(found, dict):
+        return found
     properties: Mapping[str, Schema] = schema.get("properties", {})
-    if not properties:
-        found = FIELDS.get(name)
-        return found if isinstance(found, dict) else {}
     wanted = schema.get("required", []) if is_request else list(properties)
     value = {
         each: sample(properties[each], schemas, is_request=is_request, name=each)
