@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
+from typing import Any
 
 from sqlalchemy import Select, delete, func, select
 from sqlalchemy.dialects.postgresql import insert
@@ -258,17 +259,16 @@ class AliasRepository:
         if alias is not None:
             query = query.where(AdapterAlias.alias == alias)
         found: dict[tuple[str, str], Pointing] = {}
-        for row in await self._session.execute(query):
-            adapter_id, name, sticky_by, updated_at, *shadow = row[:7]
+        for adapter_id, name, sticky_by, updated_at, *rest in await self._session.execute(query):
             before = found.get((adapter_id, name))
-            targets = (*(before.targets if before else ()), Target(*row[7:]))
+            targets = before.targets if before is not None else ()
             found[adapter_id, name] = Pointing(
                 adapter_id,
                 name,
-                targets,
+                (*targets, _target(rest[3:])),
                 sticky_by,
                 updated_at,
-                shadow=None if shadow[0] is None else Shadow(*shadow),
+                shadow=_shadow(rest[:3]),
             )
         return list(found.values())
 
@@ -278,3 +278,13 @@ class AliasRepository:
             AliasChange.adapter_id == adapter_id,
             AliasChange.alias == alias,
         )
+
+
+def _target(columns: Sequence[Any]) -> Target:
+    version_id, number, weight, state, shutdown_on = columns
+    return Target(version_id, number, weight, state, shutdown_on)
+
+
+def _shadow(columns: Sequence[Any]) -> Shadow | None:
+    version_id, number, share = columns
+    return None if version_id is None else Shadow(version_id, number, share)

@@ -8,6 +8,7 @@ nobody waits for any more is not passed on, so that one that lay about can do no
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import redis
 
@@ -36,7 +37,7 @@ class LeverReports:
         """Say how every adapter stands; the same object as before says that nothing changed."""
         name = keys.residency(self._engine_id)
         known = self._known
-        changed = {
+        changed: dict[Any, bytes] = {
             _field(key): self._codec.encode(report)
             for key, report in reports.items()
             if reports is not known and known.get(key) != report

@@ -12,6 +12,7 @@ import secrets
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import structlog
 
@@ -51,8 +52,8 @@ class EngineLevers:
     async def live_engines(self) -> list[str]:
         """Ids of the engines with a fresh heartbeat, in order."""
         with translated_errors():
-            known = sorted(each.decode() for each in await self._redis.smembers(keys.ENGINES))
-            return await self._living(known)
+            known = cast("set[bytes]", await self._redis.smembers(keys.ENGINES))
+            return await self._living(sorted(each.decode() for each in known))
 
     async def give(
         self,
@@ -127,7 +128,9 @@ class EngineLevers:
 
     async def _answers(self, order: Order) -> dict[str, AdapterAck]:
         with translated_errors():
-            said = await self._redis.hgetall(keys.command(order.command_id))
+            said = cast(
+                "dict[bytes, bytes]", await self._redis.hgetall(keys.command(order.command_id))
+            )
         found = {}
         for name, value in said.items():
             engine_id = name.decode()
