@@ -134,7 +134,7 @@ def test_every_example_is_what_its_route_takes_and_answers(
 def test_control_an_example_that_no_route_would_take_is_noticed(
     documents: list[tuple[FastAPI, dict[str, Any]]],
 ) -> None:
-    app, document = documents[1]
+    _, document = documents[1]
     operation = document["paths"]["/admin/v1/tenants"]["post"]
     operation["requestBody"]["content"]["application/json"]["example"] = {"slogan": "acme"}
     with pytest.raises(AssertionError, match="slogan"):
