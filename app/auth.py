@@ -144,6 +144,7 @@ async def verify_again(context: AppContext, tenant_id: str, key_id: str) -> Prin
         if key.disabled_at is not None or key.replaced_by is None or not is_over:
             break
         key_id = key.replaced_by
+    assert found is not None, "each round has found a key"
     return _admitted(context, found)
 
 

@@ -32,9 +32,10 @@ from app.completions.service import Patience as ClientPatience
 from app.completions.shapes import ChatShape, Shape, TextShape
 from app.completions.unsupported import refuse_unsupported
 from app.context import AppContext
-from app.error_handlers import from_validation, internal_error
+from app.error_handlers import internal_error
 from app.errors import ApiError, BadRequestError, PermissionDeniedError, UnauthorizedError
 from app.ids import hex_of
+from app.validation import request_error
 from engine.messages import ServiceTier
 
 log = structlog.get_logger()
@@ -193,8 +194,7 @@ class LineRunner:
         try:
             body = kind.model_validate(said)
         except ValidationError as error:
-            found = [{**each, "loc": ("body", *each["loc"])} for each in error.errors()]
-            raise from_validation(found) from error
+            raise request_error(error) from error
         if body.stream:
             raise BadRequestError(
                 "A line of a batch cannot be streamed.",

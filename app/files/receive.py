@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator
 
 from starlette.requests import Request
 
@@ -65,7 +65,7 @@ async def file_chunks(
     form.finish()
 
 
-async def _next(stream: AsyncGenerator[bytes, None]) -> bytes | None:
+async def _next(stream: AsyncIterator[bytes]) -> bytes | None:
     try:
         async with asyncio.timeout(STALL_TIMEOUT_S):
             return await anext(stream, None)

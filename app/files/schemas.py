@@ -11,9 +11,8 @@ from typing import Literal
 from pydantic import BaseModel, Field, ValidationError
 
 from app.bodies import Body, Timestamp
-from app.error_handlers import from_validation
-from app.errors import BadRequestError
 from app.files.tables import StoredFile
+from app.validation import request_error
 
 MIN_EXPIRY_S = 3600
 MAX_EXPIRY_S = 30 * 86_400
@@ -43,7 +42,7 @@ class FileFields(Body):
         try:
             return cls.model_validate(said | ({"expires_after": expiry} if expiry else {}))
         except ValidationError as error:
-            raise _as_request_error(error) from error
+            raise request_error(error) from error
 
 
 class FileView(BaseModel):
@@ -67,7 +66,3 @@ class FileView(BaseModel):
             purpose=row.purpose,
             expires_at=row.expires_at,
         )
-
-
-def _as_request_error(error: ValidationError) -> BadRequestError:
-    return from_validation([{**each, "loc": ("body", *each["loc"])} for each in error.errors()])
