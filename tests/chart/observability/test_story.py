@@ -34,11 +34,16 @@ def test_a_request_is_found_by_its_id_in_the_log_and_over_rest(
 ) -> None:
     response = installation.chat("acme")
     request_id = response.headers["x-request-id"]
-    (line,) = [
-        event
-        for event in events(installation, "api")
-        if event.get("request_id") == request_id and event["event"] == "http_request"
-    ]
+
+    def said() -> list[dict[str, Any]]:
+        return [
+            event
+            for event in events(installation, "api")
+            if event.get("request_id") == request_id and event["event"] == "http_request"
+        ]
+
+    wait_until(lambda: bool(said()), timeout_s=20)  # it is said after the answer has gone out
+    (line,) = said()
     assert line["status"] == 200 and line["actor"].startswith("key_")
     for name in (request_id, response.json()["id"]):
         path = f"{installation.admin_url}/admin/v1/explain/{name}"
