@@ -50,8 +50,29 @@ ABSENT = {
     "file": f"fil_{'0' * 26}",
     "batch": f"bat_{'0' * 26}",
     "rollout": f"rol_{'0' * 26}",
+    "upload": f"upl_{'0' * 26}",
+    "import_id": f"imp_{'0' * 26}",
 }
-OWNED = ("adapter", "version", "key", "model", "file", "batch", "rollout")
+OWNED = (
+    "adapter",
+    "version",
+    "key",
+    "model",
+    "file",
+    "batch",
+    "rollout",
+    "upload",
+    "import_id",
+)
+NOBODYS = {"path": "adapter_config.json", "number": "1"}
+"""What a path names besides, and belongs to nobody."""
+UPLOAD = {
+    "files": [
+        {"path": name, "bytes": 1, "sha256": "0" * 64}
+        for name in ("adapter_config.json", "adapter_model.safetensors")
+    ]
+}
+IMPORT = {"source": "hf://org/repo"}
 BATCH = {"endpoint": "/v1/chat/completions", "completion_window": "24h"}
 
 _POSSESSIONS = text(
@@ -63,6 +84,8 @@ _POSSESSIONS = text(
     " WHERE tenant_id = :tenant_id),"
     " (SELECT json_agg(f ORDER BY id)::text FROM files f WHERE tenant_id = :tenant_id),"
     " (SELECT json_agg(b ORDER BY id)::text FROM batches b WHERE tenant_id = :tenant_id),"
+    " (SELECT json_agg(u ORDER BY id)::text FROM uploads u WHERE tenant_id = :tenant_id),"
+    " (SELECT json_agg(i ORDER BY id)::text FROM imports i WHERE tenant_id = :tenant_id),"
     " (SELECT json_agg(h)::text FROM audit_heads h WHERE tenant_id = :tenant_id)"
 )
 
@@ -114,13 +137,18 @@ class Route:
                 return {"alias": names["alias"], "to": "v1"}
             case "POST", "batches":
                 return {**BATCH, "input_file_id": names["file"]}
+            case "POST", "uploads":
+                return UPLOAD
+            case "POST", "imports":
+                return IMPORT
             case "PATCH", _:
                 return {}
         return None
 
     def at(self, names: dict[str, str]) -> str:
         """The path to what `names` names."""
-        return re.sub(r"\{(\w+)(?::path)?\}", lambda match: names.get(match[1], "x"), self.path)
+        known = names | NOBODYS
+        return re.sub(r"\{(\w+)(?::path)?\}", lambda match: known.get(match[1], "x"), self.path)
 
 
 @dataclass(slots=True)
@@ -190,6 +218,7 @@ class World:
         await self.kill_key(tenant)
         await self._give_file_and_batch(tenant, note)
         await self._give_rollout(tenant, int(number))
+        await self._give_upload_and_import(tenant)
         return tenant
 
     async def _give_rollout(self, tenant: Tenant, number: int) -> None:
@@ -201,6 +230,15 @@ class World:
         rollout = await self.operator.done("POST", f"{bot}/rollouts", json=body)
         tenant.names["rollout"] = rollout["id"]
         tenant.marks |= {rollout["id"], second["id"], second["digest"]}
+
+    async def _give_upload_and_import(self, tenant: Tenant) -> None:
+        bot = f"/tenants/{tenant.slug}/adapters/{tenant.names['adapter']}"
+        upload = await self.operator.done("POST", f"{bot}/uploads", json=UPLOAD)
+        job = await self.operator.done("POST", f"{bot}/imports", json=IMPORT)
+        # Its events end with it, and no worker is here to end it.
+        await self.operator.done("POST", f"{bot}/imports/{job['id']}/cancel")
+        tenant.names |= {"upload": upload["id"], "import_id": job["id"]}
+        tenant.marks |= {upload["id"], job["id"]}
 
     async def _give_file_and_batch(self, tenant: Tenant, note: str) -> None:
         headers = {"authorization": f"Bearer {tenant.secrets['all']}"}
