@@ -45,6 +45,7 @@
     {{- include "tenfold.redisEnv" .root | trim | nindent 4 }}
     {{- include "tenfold.queueSecretEnv" .root | nindent 4 }}
     - {name: TENFOLD_ADAPTER_STORE, value: /adapters}
+    - {name: TENFOLD_ADAPTER_CACHE, value: /scratch/adapter-cache}
     - {name: TENFOLD_HEALTH_HOST, value: 0.0.0.0}
     - {name: TENFOLD_HEALTH_PORT, value: "8080"}
     {{- include "tenfold.engineSettings" (dict "settings" $values.settings) | trim | nindent 4 }}
