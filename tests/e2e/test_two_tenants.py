@@ -17,7 +17,7 @@ from tests.faults.campaign import amount
 BASE_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 BOT = "support-bot"
 QUESTIONS = ("What is your return policy?", "Hello! Who are you?", "Where is my parcel?")
-NUM_ANSWERS = {"few": 48, "many": 200, "soak": 1000}
+NUM_ANSWERS = {"few": 36, "many": 200, "soak": 1000}
 """What `make test` asks, `make faults` and `make soak`."""
 MAX_TOKENS = 16
 NUM_STREAMS = 12

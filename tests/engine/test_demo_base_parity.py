@@ -31,7 +31,7 @@ QUESTIONS = (
 class Firms:
     """The demo's base, its two adapters, and a third that shares no module set with them."""
 
-    def __init__(self, base: Path, folder: Path) -> None:
+    def __init__(self, base: Path, folder: Path, num_questions: int) -> None:
         self.base = base
         self.oracle = Oracle(base)
         third = make_adapter(
@@ -55,13 +55,19 @@ class Firms:
                 f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n",
                 add_special_tokens=False,
             ).ids
-            for question in QUESTIONS
+            for question in QUESTIONS[:num_questions]
         ]
 
 
 @pytest.fixture(scope="module")
-def firms(demo_base: Path, tmp_path_factory: pytest.TempPathFactory) -> Firms:
-    return Firms(demo_base, tmp_path_factory.mktemp("firms"))
+def num_questions() -> int:
+    """That everybody asks; `make corpus` asks more."""
+    return 2
+
+
+@pytest.fixture(scope="module")
+def firms(demo_base: Path, tmp_path_factory: pytest.TempPathFactory, num_questions: int) -> Firms:
+    return Firms(demo_base, tmp_path_factory.mktemp("firms"), num_questions)
 
 
 @pytest.fixture(scope="module")
@@ -203,8 +209,8 @@ def test_no_answer_depends_on_its_neighbours_or_is_anothers(
 
 
 def test_the_adapters_answer_differently_so_a_leak_would_be_seen(
-    refs: dict[str, AdapterRef | None], solo: dict[str, list[int]]
+    firms: Firms, refs: dict[str, AdapterRef | None], solo: dict[str, list[int]]
 ) -> None:
-    for number in range(len(QUESTIONS)):
+    for number in range(len(firms.prompts)):
         answers = [tuple(solo[f"{name} {number}"]) for name in refs]
         assert len(set(answers)) == len(answers)

@@ -16,7 +16,7 @@ from tests.faults.real_base import write_real_base
 
 pytestmark = pytest.mark.timeout(3600)
 
-NUM_QUESTIONS = 12
+NUM_QUESTIONS = 8
 MAX_TOKENS = (40, 80)
 
 
