@@ -22,6 +22,7 @@ from app.usage.reconcile import reconcile
 log = structlog.get_logger()
 
 INTERVAL_S = 600.0
+RETRY_S = 15.0
 SETTLED = timedelta(hours=2)
 HOURS = 6
 HOUR = timedelta(hours=1)
@@ -39,12 +40,14 @@ class DriftWatch:
 
     async def run(self, stopping: asyncio.Event) -> None:
         while not stopping.is_set():
+            wait_s = INTERVAL_S
             try:
                 await self.look()
             except (UnavailableError, SQLAlchemyError) as error:
                 log.warning("reconcile_postponed", error=type(error).__name__)
+                wait_s = RETRY_S
             with suppress(TimeoutError):
-                await asyncio.wait_for(stopping.wait(), INTERVAL_S)
+                await asyncio.wait_for(stopping.wait(), wait_s)
 
     async def look(self) -> int:
         """Reconcile once; how many differences there are."""

@@ -23,6 +23,7 @@ from app.metrics.api import TOP_TENANTS
 from app.metrics.repository import Waiting, waiting_exports, waiting_jobs
 from app.promptly import promptly
 from app.requests.jobs import LedgerJobs
+from app.usage.reconcile_repository import DIFFERENCES
 from engine.exposition import new_registry, render
 from engine.transport import keys
 from engine.transport.connection import open_async_redis, translated_errors
@@ -66,6 +67,7 @@ class WorkerMetrics:
             "What differs between acceptances, ledger, roll-ups and exports of the last hours.",
             "kind",
         )
+        self.observe_differences(dict.fromkeys(DIFFERENCES, UNKNOWN))
 
     async def look(self) -> None:
         """Ask how things stand."""
@@ -81,7 +83,7 @@ class WorkerMetrics:
         self._exports.set(UNKNOWN if exports is None else exports.num)
         self._exports_oldest.set(UNKNOWN if exports is None else exports.oldest_s)
 
-    def observe_differences(self, num_by_kind: Mapping[str, int]) -> None:
+    def observe_differences(self, num_by_kind: Mapping[str, float]) -> None:
         """What a reconciliation has found."""
         for kind, number in num_by_kind.items():
             self._differences.labels(kind).set(number)

@@ -48,7 +48,7 @@ def test_a_request_is_found_by_its_id_in_the_log_and_over_rest(
     for name in (request_id, response.json()["id"]):
         path = f"{installation.admin_url}/admin/v1/explain/{name}"
         explained = httpx.get(path, headers=OPERATOR, trust_env=False).raise_for_status().json()
-        assert explained["request_id"] == request_id
+        assert explained["id"] == request_id
 
 
 def test_a_client_that_left_is_one_story_over_processes(installation: Installation) -> None:
