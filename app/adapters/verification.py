@@ -31,7 +31,12 @@ from lora.base_spec import BaseSpec
 from lora.digest import adapter_digest, hash_file
 from lora.findings import Finding
 from lora.limits import DEFAULT_LIMITS
-from lora.store import ADAPTER_FILES, AdapterMissingError, AdapterStore
+from lora.store import (
+    ADAPTER_FILES,
+    AdapterCorruptError,
+    AdapterMissingError,
+    AdapterStore,
+)
 
 log = structlog.get_logger()
 
@@ -53,13 +58,21 @@ class Verifier:
     async def check_stored(self, locator: str, digest: str) -> Sequence[Finding]:
         """All findings about an adapter in the store, warnings included."""
         try:
-            folder = await asyncio.to_thread(self.store.fetch, locator)
+            folder = await asyncio.to_thread(self._fetch, locator, digest)
         except AdapterMissingError:
             return [_corrupt("The adapter's bytes are missing from the store.")]
-        if await asyncio.to_thread(_digest_of, folder) != digest:
+        except AdapterCorruptError:
             return [_corrupt("The adapter's bytes in the store are not those that were accepted.")]
         answer = await self.validator.check_values(folder, self.base, DEFAULT_LIMITS, self.model)
         return answer.findings
+
+    def _fetch(self, locator: str, digest: str) -> Path:
+        """Raises AdapterCorruptError where the store has other bytes, and not only a copy of it."""
+        for anew in (False, True):
+            folder = self.store.fetch(locator, anew=anew)
+            if _digest_of(folder) == digest:
+                return folder
+        raise AdapterCorruptError(f"what lies at {locator} is not {digest}")
 
     def is_certified(self, version: AdapterVersion) -> bool:
         """Whether engines that run now would load it."""

@@ -135,3 +135,32 @@ def test_an_engine_checks_the_digest_of_what_it_loads_wherever_it_was_damaged(
         obstore.put(objects, f"{locator}/{WEIGHTS_FILE}", bytes(damaged))
         error = loaded(store, ref).error
         assert error is not None and error.code == "adapter_corrupt"
+
+
+@pytest.mark.parametrize("place", ["copy", "bucket"])
+async def test_a_worker_rejects_what_the_bucket_has_damaged_and_not_what_is_but_a_copy(
+    operator: Operator,
+    context: AppContext,
+    tiny_base: BaseSpec,
+    s3: S3Server,
+    bucket: str,
+    place: str,
+) -> None:
+    tenant = await operator.new_tenant("acme")
+    await operator.new_adapter("acme", "bot")
+    version = (await operator.upload("acme", "bot", adapter_files(tiny_base))).json()
+    locator = f"{tenant.id}/{version['digest'].removeprefix('sha256:')}"
+    weights = context.store.fetch(locator) / WEIGHTS_FILE
+    damaged = bytearray(weights.read_bytes())
+    damaged[-1] ^= 1
+    weights.write_bytes(damaged)
+    if place == "bucket":
+        objects = open_objects(f"{bucket}/adapters", **s3.options())
+        obstore.put(objects, f"{locator}/{WEIGHTS_FILE}", bytes(damaged))
+    await operator.run_jobs()
+    checked = await operator.done("GET", "/tenants/acme/adapters/bot/versions/v1")
+    rules = [check["rule"] for check in checked["report"]["checks"]]
+    if place == "copy":
+        assert checked["state"] == "active" and "adapter_corrupt" not in rules
+    else:
+        assert (checked["state"], rules) == ("rejected", ["adapter_corrupt"])
