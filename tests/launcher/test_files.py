@@ -46,7 +46,8 @@ def test_secrets_are_made_once_and_are_private(tmp_path: Path) -> None:
     assert is_new
     assert load_or_create_secrets(path) == (first, False)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert len({first.key_pepper, first.admin_key, first.redis_password, first.queue_secret}) == 4
+    secrets = {first.key_pepper, first.admin_key, first.redis_password, first.queue_secret}
+    assert len(secrets | {first.envelope_key}) == 5
 
 
 def test_a_folder_without_a_queue_secret_gets_one_and_keeps_the_others(tmp_path: Path) -> None:
@@ -54,7 +55,7 @@ def test_a_folder_without_a_queue_secret_gets_one_and_keeps_the_others(tmp_path:
     path.write_text('{"key_pepper": "p", "admin_key": "a", "redis_password": "r"}')
     found, is_new = load_or_create_secrets(path)
     assert (found.key_pepper, found.admin_key, found.redis_password) == ("p", "a", "r")
-    assert found.queue_secret and not is_new
+    assert found.queue_secret and found.envelope_key and not is_new
     assert load_or_create_secrets(path) == (found, False)
 
 
