@@ -8,7 +8,7 @@ Knows nothing of what is made. Invariants: the answer is kept in the transaction
 thing, so that there are both or neither; an error keeps nothing, and the same request may be tried
 again; an answer is given again to whoever got it, authenticated anew, and to nobody else. It may
 hold a secret, so it is sealed (AES-256-GCM) under a key that needs the deployment's pepper *and*
-the client's own `Idempotency-Key`, of which only a MAC is stored: a dump of the table opens nothing.
+the client's own `Idempotency-Key`, of which only a MAC is stored: a dump opens nothing.
 """
 
 from __future__ import annotations

@@ -66,8 +66,8 @@ BEGIN
 END
 $$
 """
-# These read what a key is known by. A policy is evaluated by whoever asks, so that it may bind nobody
-# who may not read that; the function through which keys are looked up has its owner's rights.
+# These read what a key is known by. A policy is evaluated by whoever asks, so that it may bind
+# nobody who may not read that; the function that looks keys up has its owner's rights.
 NARROW_PRESENTED = f"""
 DO $$
 DECLARE

@@ -10,7 +10,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import pytest
@@ -73,7 +73,7 @@ async def write_long_chain(session: AsyncSession, length: int) -> None:
         fields = ("operator", f"req_{seq}", "key.created", f"key_{seq}", None, '{"name":"key"}')
         link = Link(TENANT, seq, f"aud_{seq}", clock.tick(), *fields, "")
         mac = link_mac(KEY, mac, link)
-        rows.append(asdict(link) | {"mac": mac})
+        rows.append(link._asdict() | {"mac": mac})
     await session.execute(insert(AuditEvent), rows)
     head = {"tenant_id": TENANT, "seq": length, "mac": mac}
     seal = head_seal(KEY, TENANT, length, mac)
@@ -118,4 +118,5 @@ async def test_a_long_chain_is_followed_quickly(
         per_s = LONG / (time.perf_counter() - started_at)
         per_cpu_s = LONG / (time.process_time() - spent_at)
     record_property("audit events verified a second", int(per_s))
+    record_property("audit events verified in a second of CPU", int(per_cpu_s))
     assert per_cpu_s > LEAST_PER_CPU_S

@@ -258,6 +258,10 @@ async def dump(database: TestDatabase) -> bytes:
     return "\n".join(rows).encode()
 
 
+def read_logs(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.rglob("*.log")}
+
+
 @pytest.mark.timeout(240)
 async def test_no_canary_is_in_a_log_a_metric_an_error_or_a_table(
     scene: Scene,
@@ -296,7 +300,7 @@ async def test_no_canary_is_in_a_log_a_metric_an_error_or_a_table(
         **{f"database password {i}": each for i, each in enumerate(passwords)},
         **{f"answer {i}": each for i, each in enumerate(scene.answers)},
     }
-    logs = {path.name: path.read_bytes() for path in folder.rglob("*.log")}
+    logs = read_logs(folder)
     assert {"worker.log", "api-0.log", "engine-0-0.log"} <= logs.keys()
     assert len(logs["api-0.log"]) > 10_000 and len(scene.refusals) > 25 and scene.answers
     told = {name: value for name, value in canaries.items() if name not in ("adapter", "bad value")}

@@ -1,4 +1,4 @@
-"""A worker's own role: what it may not do, whatever scope somebody sets, and whatever it forgets."""
+"""A worker's own role: what it may not do, whatever scope is set, and whatever it forgets."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ async def test_a_worker_may_not(
     session: AsyncSession, tenants: list[Tenant], statement: str
 ) -> None:
     await tenant_scope(session, tenants[0].id)
-    with pytest.raises(DBAPIError, match="permission denied|must be owner"):
+    with pytest.raises(DBAPIError, match=r"permission denied|must be owner"):
         await session.execute(text(statement))
 
 
