@@ -59,7 +59,7 @@ def balanced_campaign(
 ) -> Iterator[BalancedCampaign]:
     """`settings` name a registry of its own."""
     base = BaseSpec.from_folder(settings.model)
-    adapters = {}
+    adapters = {f"bot-{rank}": adapter_files(base, rank=rank, seed=rank) for rank in (4, 9)}
     command = ("tests.stub_engine", "--model", str(settings.model), *ENGINE_OPTIONS)
     sizes = {"num_engines": NUM_ENGINES, "num_apis": NUM_APIS}
     with (
