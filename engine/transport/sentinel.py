@@ -32,6 +32,7 @@ _SENTINEL_OPTIONS = ("sentinel_username", "sentinel_password")
 # redis-py's own, which mypy knows no types of.
 _Sentinel: Any = redis.sentinel.Sentinel
 _AsyncSentinel: Any = redis.asyncio.sentinel.Sentinel
+_Pool: Any = redis.BlockingConnectionPool
 _parse_url: Any = redis.connection.parse_url
 _CONNECTIONS: Mapping[bool, Any] = {
     False: redis.sentinel.SentinelManagedConnection,
@@ -50,11 +51,12 @@ def names_sentinels(url: str) -> bool:
 def open_primary_pool(url: str, **options: Any) -> redis.BlockingConnectionPool:
     """As `BlockingConnectionPool.from_url`. Raises ValueError for a URL that is none."""
     address = SentinelUrl.parse(url)
-    return redis.BlockingConnectionPool(
+    pool: redis.BlockingConnectionPool = _Pool(
         connection_class=_CONNECTIONS[address.is_tls],
         connection_pool=_Primary(address),
         **{**options, **address.options},
     )
+    return pool
 
 
 def open_async_primary_pool(url: str, **options: Any) -> redis.asyncio.BlockingConnectionPool:
