@@ -18,7 +18,8 @@ from app.doctor.machine import look_at_machine
 from app.doctor.queue import look_at_queue
 from app.doctor.registry import look_at_registry
 from app.doctor.service import examine
-from app.doctor.settings import DoctorSettings
+from app.doctor.settings import DoctorSettings, environment_of_local
+from app.launcher.orphans import process_started_at
 from app.launcher.valkey import ValkeyServer
 from app.settings import Settings
 from tests.builders.operator import ADMIN_KEY
@@ -120,6 +121,19 @@ def test_warnings_leave_it_well_and_a_failure_does_not() -> None:
     findings = [Finding("a", "ok", ""), Finding("b", "warn", "", "x"), Finding("c", "skip", "")]
     assert is_well(findings)
     assert not is_well([*findings, Finding("d", "fail", "", "x")])
+
+
+def test_a_local_tenfold_is_found_by_its_folder_while_it_runs(tmp_path: Path) -> None:
+    told = {"TENFOLD_REDIS_URL": "redis://127.0.0.1:6379/0", "HOME": "/nowhere"}
+    with subprocess.Popen(["/bin/sleep", "60"], env=told) as process:
+        (tmp_path / "run").mkdir()
+        pid_file = tmp_path / "run" / "api.pid"
+        pid_file.write_text(f"{process.pid} {process_started_at(process.pid)}\n")
+        assert environment_of_local(tmp_path) == {"TENFOLD_REDIS_URL": told["TENFOLD_REDIS_URL"]}
+        pid_file.write_text(f"{process.pid} 1\n")  # the number is somebody else's by now
+        assert environment_of_local(tmp_path) == {}
+        process.kill()
+    assert environment_of_local(tmp_path / "elsewhere") == {}
 
 
 def test_the_command_says_what_is_missing_as_json_and_fails(tmp_path: Path) -> None:
