@@ -62,6 +62,7 @@ async def test_an_address_that_is_not_of_the_public_internet(address: str) -> No
 async def test_control_a_public_address_is_let_through() -> None:
     assert await pin("93.184.216.34") == "93.184.216.34"
     assert await pin("2606:2800:220:1::1") == "2606:2800:220:1::1"
+    assert await pin("2606:2800:220:1::1", "93.184.216.34", "93.184.216.35") == "93.184.216.34"
     assert await pin("10.1.2.3", allowed="10.1.0.0/16") == "10.1.2.3"
     with pytest.raises(ImportFailure):
         await pin("10.2.2.3", allowed="10.1.0.0/16")
