@@ -23,7 +23,7 @@ from tests.builders.waiting import eventually
 from tests.fixtures.processes import running
 from tests.fixtures.servers import TestDatabase
 
-NUM_CRASHES = {"few": 4, "many": 6, "soak": 60}[os.environ.get("TEST_FAULTS", "many")]
+NUM_CRASHES = {"few": 4, "many": 6, "soak": 60}[os.environ.get("TEST_FAULTS", "few")]
 LINES_A_CRASH = 24
 MAX_TOKENS = 20
 STEP_S = 0.02
