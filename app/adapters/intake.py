@@ -4,7 +4,8 @@ Knows nothing of who uploads, nor of how the files came: `accept_folder` takes t
 they were put. Invariants: nothing is stored before it passed; the version's row and its job are
 one transaction, in which the bytes are in the store; equal bytes for the same adapter are the same
 version, which another upload repairs. No database connection is held while the client sends or
-while its files are checked.
+while its files are checked, and uploads that wait for each other hold none either: a few at a time
+are written down, so that the registry answers everybody else.
 """
 
 from __future__ import annotations
@@ -119,7 +120,7 @@ async def accept_folder(
         adapter = await find_adapter(session, tenant_id, adapter_reference)
         limits = await _limits_of(context, session, tenant_id)
     checked = await check_folder(context.validator, folder, files, context.base, limits)
-    async with context.database.session() as session:
+    async with context.validator.turn, context.database.session() as session:
         await tenant_scope(session, tenant_id)
         version, action = await _accept(
             session, context.store, adapter, checked, list(files.values()), folder, activates

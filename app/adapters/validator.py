@@ -72,6 +72,12 @@ class Validator:
         self._turns: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]
         self._turns = weakref.WeakKeyDictionary()
 
+    @property
+    def turn(self) -> asyncio.Semaphore:
+        """Of the few adapters that are checked at once; who registers one may wait for it too."""
+        loop = asyncio.get_running_loop()
+        return self._turns.setdefault(loop, asyncio.Semaphore(self._max_children))
+
     async def check_structure(self, folder: Path, base: BaseSpec, limits: ManifestLimits) -> Answer:
         """What the configuration and the header of the two files in `folder` say."""
         task = Task(folder=str(folder), base=base, limits=limits, cpu_s=STRUCTURE_CPU_S)
@@ -97,10 +103,7 @@ class Validator:
 
     async def run(self, task: Task) -> Answer:
         """Have a child do `task`. Raises ValidatorError where it failed for our own reasons."""
-        turn = self._turns.setdefault(
-            asyncio.get_running_loop(), asyncio.Semaphore(self._max_children)
-        )
-        async with turn:
+        async with self.turn:
             connection = await asyncio.to_thread(self._connect)
             reader, writer = await asyncio.open_unix_connection(sock=connection)
             data = msgspec.json.encode(task)
