@@ -179,7 +179,7 @@ def test_no_secret_is_in_a_pod_or_a_map() -> None:
     objects = render("dev-cpu")
     (secret,) = of_kind(objects, "Secret")
     assert secret["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
-    assert len(set(secret["data"].values())) == len(secret["data"]) == 6
+    assert len(set(secret["data"].values())) == len(secret["data"]) == 8
     text = str([each for each in objects if each["kind"] != "Secret"])
     assert not any(value in text for value in secret["data"].values())
 
