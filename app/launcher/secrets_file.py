@@ -18,7 +18,7 @@ from app.launcher.errors import LauncherError
 
 class FolderSecrets(msgspec.Struct, frozen=True, kw_only=True):
     """`key_pepper` keys the HMAC of API keys; `admin_key` is the operator's bootstrap key;
-    `queue_secret` seals what API, worker and engine say to each other, `envelope_key` tenants' files.
+    `queue_secret` seals what processes say to each other, `envelope_key` tenants' files at rest.
     """
 
     key_pepper: str
