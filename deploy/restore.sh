@@ -1,8 +1,8 @@
 #!/bin/sh
 # Restores what back-up.sh made into an empty database and empty folders.
 #   TENFOLD_OWNER_DATABASE_URL=... TENFOLD_ADAPTER_STORE=... deploy/restore.sh FOLDER
-# The application's role, tenfold_app, must be there; the role that restores needs what the one that
-# backed up had. Start Tenfold afterwards, with the same pepper and envelope keys and any Redis, of
+# The roles tenfold_app and tenfold_worker must be there; the role that restores needs what the one
+# that backed up had. Start Tenfold afterwards, with the same pepper and envelope keys and any Redis, of
 # the same version or a newer one: then migrate first.
 set -eu
 folder=${1:?usage: restore.sh FOLDER}
