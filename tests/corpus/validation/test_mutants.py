@@ -96,7 +96,8 @@ def test_every_mutant_is_refused_by_name_or_served_as_peft_does(
     pids = _pids()
     with httpx.Client(base_url=url, headers=OPERATOR, timeout=120) as admin:
         admin.post("/tenants", json={"slug": "acme"}).raise_for_status()
-        admin.put("/tenants/acme/limits", json={"limits": {"uploads_per_day": None}}).raise_for_status()
+        unlimited = {"limits": {"uploads_per_day": None}}
+        admin.put("/tenants/acme/limits", json=unlimited).raise_for_status()
         admin.post("/tenants/acme/adapters", json={"name": "bot"}).raise_for_status()
         share = NUM_MUTANTS // NUM_CLIENTS
         with ThreadPoolExecutor(NUM_CLIENTS) as pool:
