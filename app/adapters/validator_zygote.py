@@ -3,8 +3,9 @@
 Started once; it has loaded all that a check needs (`app.adapters.rehearsal`), so that a process
 costs a fork and not half a second of imports. Knows nothing of adapters. A connection comes for
 each task over the socket that is stdin; a *keeper* is forked for it, which forks the worker
-(`app.adapters.validator_child`), waits for its end, and says with which status it came. Invariants: neither this process nor a keeper
-reads a tenant's byte; a worker whose asker is gone is killed; all end when stdin does.
+(`app.adapters.validator_child`), waits for its end, and says with which status it came. Invariants:
+neither this process nor a keeper reads a tenant's byte; a worker whose asker is gone is killed; all
+end when stdin does.
 """
 
 from __future__ import annotations
