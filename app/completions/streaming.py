@@ -81,7 +81,8 @@ async def frames(
 class EventStreamResponse(Response):
     """Sends `frames`. The headers are asked for when the first frame is there, and go with it.
 
-    A client that has taken nothing for `stall_timeout_s`, while all waits for it that may, is cut off.
+    A client that has taken nothing for `stall_timeout_s`, while all that may wait for it does, is
+    cut off.
     """
 
     def __init__(
