@@ -30,7 +30,8 @@ from lora.findings import Finding
 
 log = structlog.get_logger()
 
-TRIAL_TIMEOUT_S = 30.0
+QUEUE_TIMEOUT_S = 10.0
+TRIAL_TIMEOUT_S = 25.0  # all of it; a worker that is told to end waits no longer
 
 # What an engine says of the adapter itself, and the rule that it broke.
 _REFUSALS = {
@@ -139,8 +140,8 @@ class QueueCertifier:
         request = trial_request(f"{uuid.uuid4().hex}-0", self._queue.api_id, prompt, adapter)
         try:
             async with (
-                asyncio.timeout(2 * TRIAL_TIMEOUT_S),
-                await self._queue.submit(request, queue_timeout_s=TRIAL_TIMEOUT_S) as stream,
+                asyncio.timeout(TRIAL_TIMEOUT_S),
+                await self._queue.submit(request, queue_timeout_s=QUEUE_TIMEOUT_S) as stream,
             ):
                 async for output in stream:
                     if output.error is not None:

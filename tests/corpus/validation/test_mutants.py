@@ -84,9 +84,9 @@ def send(admin_url: str, originals: list[Files], seeds: range) -> list[Outcome]:
 
 @pytest.mark.timeout(4 * 3600)
 def test_every_mutant_is_refused_by_name_or_served_as_peft_does(
+    engine: RunningEngine,
     api_process: ApiProcess,
     worker_process: Path,
-    engine: RunningEngine,
     settings: Settings,
     originals: list[Files],
     tmp_path: Path,

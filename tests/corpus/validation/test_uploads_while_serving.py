@@ -66,9 +66,9 @@ def uploads(base: BaseSpec) -> list[tuple[Files, int, str | None]]:
 
 @pytest.mark.timeout(1200)
 def test_other_streams_tokens_do_not_change(
+    engine: RunningEngine,
     api_process: ApiProcess,
     worker_process: Path,
-    engine: RunningEngine,
     settings: Settings,
     tiny_base: BaseSpec,
 ) -> None:
