@@ -40,7 +40,9 @@ class WorkerSettings(BaseSettings):
     there, instead of the system's authorities. `import_hub` is the Hugging Face Hub or its mirror.
     """
 
-    model_config = SettingsConfigDict(env_prefix="TENFOLD_", frozen=True, extra="ignore", populate_by_name=True)
+    model_config = SettingsConfigDict(
+        env_prefix="TENFOLD_", frozen=True, extra="ignore", populate_by_name=True
+    )
 
     database_url: str
     redis_url: str

@@ -30,9 +30,7 @@ VALID_BODIES = {
     ("PUT", "limits"): {},
     ("PUT", "plan"): {"plan": None},
 }
-PUBLIC_ROUTES = {
-    ("GET", path) for path in ("/livez", "/readyz", "/metrics", "/openapi.json")
-}
+PUBLIC_ROUTES = {("GET", path) for path in ("/livez", "/readyz", "/metrics", "/openapi.json")}
 
 Route = tuple[str, str, str]  # method, path template, policy
 
