@@ -35,7 +35,7 @@ class WorkerSettings(BaseSettings):
     at a time, and of each `batch_concurrency` lines.
     `adapter_store` is a folder or a bucket's URL; copies of what lies in a bucket are kept in
     `adapter_cache` (default: in `data_dir`), up to `adapter_cache_bytes`.
-    `import_allow`: where adapters may be imported from, with commas between (`app.imports.sources`).
+    `import_allow`: where adapters may be imported from, comma-separated (`app.imports.sources`).
     `import_networks`: private ones that may be reached for it. `import_ca_file`: whom to trust
     there, instead of the system's authorities. `import_hub` is the Hugging Face Hub or its mirror.
     """
