@@ -23,6 +23,16 @@ def _refuse_unless_empty(name: str, code: str, message: str) -> _Check:
     return check
 
 
+def _refuse_unless_off(name: str) -> _Check:
+    """An empty object is not nothing: to PEFT it is the variant with its defaults."""
+
+    def check(value: object, findings: Findings) -> None:
+        if value is not None and value is not False:
+            findings.refuse("variant_unsupported", _VARIANT, param=name, actual=shown(value))
+
+    return check
+
+
 def _check_task_type(value: object, findings: Findings) -> None:
     if value not in (None, "CAUSAL_LM"):
         findings.refuse(
@@ -125,7 +135,7 @@ CHECKS: dict[str, _Check] = {
     "target_parameters": _refuse_unless_empty(
         "target_parameters", "target_unknown", "the base has no such expert parameters"
     ),
-    **{name: _refuse_unless_empty(name, "variant_unsupported", _VARIANT) for name in _VARIANTS},
+    **{name: _refuse_unless_off(name) for name in _VARIANTS},
 }
 
 # Without bearing on inference, so accepted with any value: docs/adapter-formats.md lists them.

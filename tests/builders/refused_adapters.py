@@ -38,6 +38,10 @@ REFUSED_FIELDS: list[tuple[dict[str, object], str, str | None]] = [
     ({"arrow_config": {"top_k": 3}}, "variant_unsupported", "arrow_config"),
     ({"monteclora_config": {"num_samples": 8}}, "variant_unsupported", "monteclora_config"),
     ({"kasa_config": {"beta": 1e-4}}, "variant_unsupported", "kasa_config"),
+    ({"kasa_config": {}}, "variant_unsupported", "kasa_config"),
+    ({"arrow_config": {}}, "variant_unsupported", "arrow_config"),
+    ({"use_bdlora": {}}, "variant_unsupported", "use_bdlora"),
+    ({"alora_invocation_tokens": []}, "variant_unsupported", "alora_invocation_tokens"),
     # C12: initialisations that changed the base
     ({"loftq_config": {"loftq_bits": 4}}, "init_mutates_base", "loftq_config"),
     # C13 to C18
