@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -41,11 +42,22 @@ def waiting(install: str) -> Iterator[subprocess.Popen[str]]:
     assert process.stdout is not None
     try:
         assert process.stdout.readline() == "ready\n"
+        _until_it_waits(process)
         yield process
     finally:
         process.kill()
         process.wait()
         process.stdout.close()
+
+
+def _until_it_waits(process: subprocess.Popen[str]) -> None:
+    """Until the main thread sleeps, and has used no time for a while."""
+    seen: list[str] = []
+    while len(seen) < 5 or len(set(seen[-5:])) > 1:
+        fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+        state, used = fields[0], fields[11:13]
+        seen.append(f"{state} {used}" if state == "S" else f"running {len(seen)}")
+        time.sleep(0.02)
 
 
 def another_thread(process: subprocess.Popen[str]) -> int:
