@@ -12,8 +12,14 @@ from collections.abc import Callable
 import pytest
 
 PROPERTY = "adapters"
+LONGEST = "test_mutants.py"
 KINDS = ("refused as expected", "accepted and PEFT-equal", "wrong")
 Verdict = Callable[[str, bool], None]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest first, so that no process is left alone with it."""
+    items.sort(key=lambda item: item.path.name != LONGEST)
 
 
 @pytest.fixture
