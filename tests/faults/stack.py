@@ -251,7 +251,11 @@ class Stack:
                 beats = [f"{keys.PREFIX}engine:{engine.engine_id}" for engine in engines]
                 return int(server.exists(*beats))
 
-            wait_until(lambda: num_known() == len(engines), timeout_s=START_TIMEOUT_S)
+            try:
+                wait_until(lambda: num_known() == len(engines), timeout_s=START_TIMEOUT_S)
+            except AssertionError as error:
+                said = {each.engine_id: each.log.read_text()[-4000:] for each in engines}
+                raise AssertionError(f"of {len(engines)} engines {num_known()}: {said}") from error
 
     def busiest(self, num: int) -> list[Engine]:
         """The engines with most requests, by their heartbeats."""
