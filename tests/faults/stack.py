@@ -132,6 +132,10 @@ class Engine:
         self._process: Process | None = None
         self.engine_id = ""
 
+    def last_words(self) -> str:
+        logs = sorted(self._folder.glob(f"*{self.engine_id}*"))
+        return logs[-1].read_text()[-4000:] if logs else "nothing"
+
     def launch(self) -> None:
         """Start it, without a wait until it is there."""
         self.engine_id = next(self._lives)
@@ -254,7 +258,7 @@ class Stack:
             try:
                 wait_until(lambda: num_known() == len(engines), timeout_s=START_TIMEOUT_S)
             except AssertionError as error:
-                said = {each.engine_id: each.log.read_text()[-4000:] for each in engines}
+                said = {each.engine_id: each.last_words() for each in engines}
                 raise AssertionError(f"of {len(engines)} engines {num_known()}: {said}") from error
 
     def busiest(self, num: int) -> list[Engine]:
