@@ -59,7 +59,9 @@ class Holdings:
             return False
         self._cache.acquire(matched, owner)
         # Some of what could have left may be what is needed.
-        if not self._make_room(sequence, needed):
+        has_room = self._make_room(sequence, needed)
+        # Its own idle adapter may have left for it, and is asked for anew.
+        if not has_room or (adapter is not None and not self._residency.knows(adapter)):
             self._cache.release(matched, owner, self._block_cost_s)
             return False
         if adapter is not None:
