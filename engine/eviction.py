@@ -13,7 +13,7 @@ from heapq import heapify, heappop, heappush
 from engine.messages import AdapterRef
 from engine.page_pool import PagePool
 from engine.prefix_cache import CacheTenant, PrefixCache
-from engine.residency import Residency
+from engine.residency import Residency, adapter_key
 
 MAX_AHEAD = 32
 LEAST_SHARE = 256
@@ -46,7 +46,9 @@ class Room:
         self, needed: int, tenant_id: str, *, keep: AdapterRef | None = None, force: bool = False
     ) -> int:
         """Pages that would have to become free before `make` can; below 1 where it can now."""
-        idle = sum(each.num_pages for each in self._residency.idle() if each.ref != keep)
+        idle = sum(
+            each.num_pages for each in self._residency.idle() if not _is_same(each.ref, keep)
+        )
         cold = self._pool.num_cold if force else sum(self._cache.allowances(tenant_id).values())
         return needed - self._pool.num_free - idle - cold
 
@@ -74,7 +76,7 @@ class Room:
         candidates += [
             (each.priority, len(allowances) + order, each.ref)
             for order, each in enumerate(self._residency.idle())
-            if each.ref != keep
+            if not _is_same(each.ref, keep)
         ]
         heapify(candidates)
         while candidates and not self._pool.can_allocate(needed + ahead):
@@ -89,3 +91,8 @@ class Room:
             if allowances[candidate] > 0:
                 heappush(candidates, (self._cache.next_priority(candidate), order, candidate))
         return True
+
+
+def _is_same(ref: AdapterRef, keep: AdapterRef | None) -> bool:
+    """By key: of one adapter, requests may bring different certificates."""
+    return keep is not None and adapter_key(ref) == adapter_key(keep)

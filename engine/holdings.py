@@ -59,9 +59,7 @@ class Holdings:
             return False
         self._cache.acquire(matched, owner)
         # Some of what could have left may be what is needed.
-        has_room = self._make_room(sequence, needed)
-        # Its own idle adapter may have left for it, and is asked for anew.
-        if not has_room or (adapter is not None and not self._residency.knows(adapter)):
+        if not self._make_room(sequence, needed):
             self._cache.release(matched, owner, self._block_cost_s)
             return False
         if adapter is not None:

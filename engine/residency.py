@@ -196,10 +196,6 @@ class Residency:
             self._forget(entry)
             self._has_evicted = True
 
-    def knows(self, ref: AdapterRef) -> bool:
-        """Whether it is here or on its way."""
-        return adapter_key(ref) in self._entries
-
     def num_missing_pages(self, ref: AdapterRef) -> int:
         """Pages to be free before `acquire`: none for an adapter that is in the pool."""
         entry = self._entries[adapter_key(ref)]
