@@ -1,8 +1,8 @@
 """Reads an upload's `multipart/form-data` as it arrives: to disk, hashing on the way.
 
 Blocking: feed it from a thread. Knows nothing of what the files mean. Invariants: memory holds one
-chunk, whatever is sent; a client's file name never becomes a path; the first reason to refuse is
-kept while the rest of the body is read past, so that the client hears it.
+chunk, whatever is sent; the first reason to refuse is kept while the rest of the body is read past,
+so that the client hears it.
 """
 
 from __future__ import annotations
@@ -12,11 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO
 
-from python_multipart.exceptions import FormParserError
-from python_multipart.multipart import MultipartParser, parse_options_header
-
 from app.adapters.unexpected_files import refuse_unexpected
-from app.errors import ApiError, BadRequestError, PayloadTooLargeError, UnsupportedMediaTypeError
+from app.errors import ApiError, BadRequestError, PayloadTooLargeError
+from app.form_reader import FormReader
 from lora.container import HEAD_BYTES
 from lora.digest import FileDigest
 
@@ -39,41 +37,17 @@ class MultipartReceiver:
         self._digests: dict[str, FileDigest] = {}
         self._refusal: ApiError | None = None
         self._part: _Part | None = None
-        self._num_parts = 0
-        self._is_complete = False
-        self._header = (b"", b"")
-        self._disposition = ""
-        self._parser = MultipartParser(
-            _boundary(content_type),
-            {
-                "on_part_begin": self._begin_part,
-                "on_header_field": self._extend_header_name,
-                "on_header_value": self._extend_header_value,
-                "on_header_end": self._end_header,
-                "on_headers_finished": self._open_part,
-                "on_part_data": self._write,
-                "on_part_end": self._end_part,
-                "on_end": self._end,
-            },
-        )
+        self._reader = FormReader(content_type, self, max_parts=MAX_PARTS)
 
     def feed(self, chunk: bytes) -> None:
         """Raises BadRequestError where the body is not multipart."""
-        try:
-            self._parser.write(chunk)
-        except FormParserError as error:
-            raise BadRequestError(
-                "The body is not valid multipart/form-data.", code="multipart_invalid"
-            ) from error
+        self._reader.feed(chunk)
 
     def finish(self) -> dict[str, FileDigest]:
         """What was received, by name. Raises the first reason to refuse, if there was one."""
         if self._refusal is not None:
             raise self._refusal
-        if not self._is_complete:
-            raise BadRequestError(
-                "The multipart body ends before its closing boundary.", code="length_mismatch"
-            )
+        self._reader.finish()
         return self._digests
 
     def close(self) -> None:
@@ -81,27 +55,7 @@ class MultipartReceiver:
         if self._part is not None:
             self._part.close()
 
-    def _begin_part(self) -> None:
-        self._disposition = ""
-        self._header = (b"", b"")
-        self._num_parts += 1
-        if self._num_parts > MAX_PARTS:
-            raise BadRequestError("The upload has too many parts.", code="multipart_invalid")
-
-    def _extend_header_name(self, data: bytes, start: int, end: int) -> None:
-        self._header = (self._header[0] + data[start:end], self._header[1])
-
-    def _extend_header_value(self, data: bytes, start: int, end: int) -> None:
-        self._header = (self._header[0], self._header[1] + data[start:end])
-
-    def _end_header(self) -> None:
-        name, value = self._header
-        self._header = (b"", b"")
-        if name.lower() == b"content-disposition":
-            self._disposition = value.decode("latin-1")
-
-    def _open_part(self) -> None:
-        field, filename = _names(self._disposition)
+    def open_part(self, field: str, filename: str) -> None:
         name = next((name for name in (field, filename) if name in self._max_bytes), None)
         if name is None:
             self._part = _Part(filename or field, None, HEAD_BYTES)
@@ -115,9 +69,9 @@ class MultipartReceiver:
             # "x": the folder is this upload's own, so the file cannot be there.
             self._part = _Part(name, (self._folder / name).open("xb"), self._max_bytes[name])
 
-    def _write(self, data: bytes, start: int, end: int) -> None:
+    def take(self, data: bytes) -> None:
         assert self._part is not None
-        if not self._part.write(data[start:end]):
+        if not self._part.write(data):
             self._refuse(
                 PayloadTooLargeError(
                     f"'{self._part.name}' exceeds the limit of {self._part.max_bytes} bytes.",
@@ -126,7 +80,7 @@ class MultipartReceiver:
                 )
             )
 
-    def _end_part(self) -> None:
+    def end_part(self) -> None:
         part, self._part = self._part, None
         assert part is not None
         part.close()
@@ -134,9 +88,6 @@ class MultipartReceiver:
             self._digests[part.name] = part.digest()
         elif part.name not in self._max_bytes:
             self._refuse(refuse_unexpected(part.name, part.head))
-
-    def _end(self) -> None:
-        self._is_complete = True
 
     def _refuse(self, error: ApiError) -> None:
         self._refusal = self._refusal or error
@@ -175,21 +126,3 @@ class _Part:
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
-
-
-def _boundary(content_type: str | None) -> bytes:
-    kind, options = parse_options_header(content_type)
-    boundary = options.get(b"boundary", b"")
-    if kind != b"multipart/form-data" or not 1 <= len(boundary) <= 70:
-        raise UnsupportedMediaTypeError(
-            "An upload is multipart/form-data with a boundary.", code="multipart_required"
-        )
-    return boundary
-
-
-def _names(disposition: str) -> tuple[str, str]:
-    """The field's name and the file's name; a folder in front of the latter is dropped."""
-    _, options = parse_options_header(disposition)
-    field = options.get(b"name", b"").decode("utf-8", "replace")
-    filename = options.get(b"filename", b"").decode("utf-8", "replace")
-    return field, filename.replace("\\", "/").rpartition("/")[2]
