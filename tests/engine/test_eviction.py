@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from engine.greedy_dual import GreedyDual
 from engine.residency import LoadResult
 from engine.speeds import Speeds
@@ -105,6 +107,17 @@ def test_of_an_adapter_and_a_block_the_one_that_is_cheaper_to_bring_back_leaves(
         assert (resident(books) == {"ten_a"}) is stays
         assert books.pool.num_cold == (6 if stays else 8)
         books.check()
+
+
+def test_an_adapter_about_to_be_used_stays_whatever_certificate_its_ref_has() -> None:
+    books = Books(num_pages=20)
+    add_idle_adapter(books, "a", 4)
+    add_idle_adapter(books, "b", 4)
+    keep = msgspec.structs.replace(make_ref("a"), certificate="a newer one")
+    room = books.holdings.room
+    assert room.make(16, "t", keep=keep) and resident(books) == {"ten_a"}
+    assert not room.make(17, "t", keep=keep), "its pages are not counted either"
+    assert room.make(17, "t") and resident(books) == set(), "and without that it goes"
 
 
 def test_nothing_is_evicted_where_even_all_of_it_would_not_do() -> None:
