@@ -26,6 +26,7 @@ _IP = (socket.AF_INET, socket.AF_INET6)
 class HttpProtocol(HttpToolsProtocol):
     """For `uvicorn.Config(http=...)`."""
 
+    # uvicorn says Transport where asyncio's own protocol says BaseTransport.
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)

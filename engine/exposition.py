@@ -29,7 +29,7 @@ Process = Literal["api", "engine", "worker"]
 def new_registry(process: Process) -> CollectorRegistry:
     """An empty registry, but for what every process says of itself."""
     # When a series began is of no use to anybody, and would be a series for each.
-    disable_created_metrics()  # type: ignore[no-untyped-call]
+    disable_created_metrics()  # type: ignore[no-untyped-call]  # (it has no types)
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     info = Gauge(

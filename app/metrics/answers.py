@@ -93,7 +93,7 @@ class AnswerMetrics:
         except (CancelledError, GeneratorExit):
             self.failed.labels(self.label(tenant_id), CLIENT_GONE).inc()
             raise
-        except Exception:
+        except Exception:  # counted, and raised on
             self.failed.labels(self.label(tenant_id), INTERNAL).inc()
             raise
         else:

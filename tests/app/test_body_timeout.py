@@ -59,7 +59,7 @@ async def send_nothing(message: Message) -> None:
 
 
 async def serve(app: object, client: Client, timeout_s: float = TIMEOUT_S) -> None:
-    patient = BodyTimeout(app, timeout_s)  # type: ignore[arg-type]
+    patient = BodyTimeout(app, timeout_s)  # type: ignore[arg-type]  # (some take few events)
     async with asyncio.timeout(NEVER_S / 2):
         await patient({"type": "http"}, client.receive, send_nothing)
 
