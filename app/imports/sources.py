@@ -20,7 +20,6 @@ from app.errors import UnprocessableError, shorten
 
 MAX_SOURCE_CHARS = 1024
 HTTPS_PORT = 443
-SCHEMES = ("hf", "s3", "gs", "https")
 
 _SEGMENT = r"[A-Za-z0-9_][A-Za-z0-9._=+-]{0,127}"
 _PATH = rf"{_SEGMENT}(?:/{_SEGMENT}){{0,15}}"

@@ -15,13 +15,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal, get_args
+from typing import Literal
 
 Z = 4.0
 MIN_SAMPLES = 20  # below that a median's interval is unbounded
 
 Metric = Literal["error_rate", "ttft_ms", "inter_token_ms", "invalid_json_rate", "length_drift"]
-METRICS: tuple[str, ...] = get_args(Metric)
 
 
 @dataclass(frozen=True, slots=True)
