@@ -94,21 +94,20 @@ class Quotas:
         await self._load()
         await self._check(Quota.ADAPTERS, await self._counts.count_adapters() - 1, 1)
 
-    async def take_upload(self, at: datetime, num_bytes: int) -> None:
-        """Count an upload, and see whether its bytes would find room beside those on their way."""
+    async def take_upload(self, at: datetime, num_bytes: int, *, in_parts: bool = False) -> None:
+        """Count an upload, and see whether its bytes would find room beside those on their way.
+
+        in_parts: see also whether one more upload in parts may be begun.
+        """
         await self._load()
         day = at.astimezone(UTC).date()
         used = await self._counts.count_upload(day)
         await self._check(Quota.UPLOADS_PER_DAY, used - 1, 1)
-        _, open_bytes = await self._counts.open_uploads(at)
+        num_open, open_bytes = await self._counts.open_uploads(at)
         stored_bytes = await self._counts.stored_bytes()
         await self._check(Quota.ADAPTER_BYTES, stored_bytes + open_bytes, num_bytes)
-
-    async def check_open_uploads(self, at: datetime) -> None:
-        """Whether one more upload in parts may be begun."""
-        await self._load()
-        num_open, _ = await self._counts.open_uploads(at)
-        await self._check(Quota.OPEN_UPLOADS, num_open, 1)
+        if in_parts:
+            await self._check(Quota.OPEN_UPLOADS, num_open, 1)
 
     async def check_version(self, num_bytes: int, max_rank: int) -> None:
         """Whether a version of so many bytes and this rank may be kept."""
@@ -125,12 +124,11 @@ class Quotas:
         if self._in_force is None:
             await self._counts.lock()
             tenant = await self._counts.tenant()
-            layers = [] if tenant is None else quota_layers(tenant, await self._plan(tenant))
+            layers = []
+            if tenant is not None:
+                layers = quota_layers(tenant, await plan_of(self._session, tenant))
             self._in_force = {each.quota: each for each in quotas_in_force(layers)}
         return self._in_force
-
-    async def _plan(self, tenant: Tenant) -> Plan | None:
-        return await plan_of(self._session, tenant)
 
 
 def quota_layers(tenant: Tenant, plan: Plan | None) -> list[Layer]:

@@ -41,9 +41,7 @@ async def create_upload(
     adapter = await find_adapter(session, tenant_id, adapter_reference)
     check_declared(body, settings.max_upload_bytes)
     num_bytes = sum(file.bytes for file in body.files)
-    quotas = Quotas(session, tenant_id)
-    await quotas.take_upload(trail.at, num_bytes)
-    await quotas.check_open_uploads(trail.at)
+    await Quotas(session, tenant_id).take_upload(trail.at, num_bytes, in_parts=True)
     uploads = UploadRepository(session, tenant_id)
     files = [
         {
