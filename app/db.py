@@ -91,14 +91,14 @@ class Database:
             try:
                 await session.connection()
             except _CONNECT_FAILURES as error:
-                raise _unavailable(error) from error
+                raise registry_unavailable(error) from error
             try:
                 yield session
             except TimeoutError as error:  # the driver's own, of a statement
-                raise _unavailable(error) from error
+                raise registry_unavailable(error) from error
             except exc.DBAPIError as error:
                 if _is_lost(error):
-                    raise _unavailable(error) from error
+                    raise registry_unavailable(error) from error
                 raise
         finally:
             # Shielded: a request that is cancelled must still give its connection back.
@@ -167,5 +167,5 @@ async def _set_scope(
     await session.execute(_SCOPE, values)
 
 
-def _unavailable(error: BaseException) -> UnavailableError:
+def registry_unavailable(error: BaseException) -> UnavailableError:
     return UnavailableError(internal=f"registry: {type(error).__name__}")

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from dataclasses import fields
 
+import asyncpg
 from sqlalchemy import func, literal, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.audit.chain import START, Head, Link
+from app.db import registry_unavailable
 from app.tables import AuditEvent, AuditHead
 
 _LINKS = """
@@ -72,12 +74,16 @@ class AuditRepository:
     async def list_links(self, after_seq: int, last_seq: int, limit: int) -> list[Link]:
         """Events in order of the chain, none after `last_seq`.
 
-        Asked of the driver itself, in the session's transaction: twice as many a second.
+        Asked of the driver itself, in the session's transaction: twice as many a second. Raises
+        UnavailableError.
         """
         connection = await (await self._session.connection()).get_raw_connection()
         driver = connection.driver_connection
         assert driver is not None
-        rows = await driver.fetch(_LINKS, self._tenant_id, after_seq, last_seq, limit)
+        try:
+            rows = await driver.fetch(_LINKS, self._tenant_id, after_seq, last_seq, limit)
+        except (asyncpg.PostgresConnectionError, asyncpg.InterfaceError, OSError) as error:
+            raise registry_unavailable(error) from error  # SQLAlchemy did not see it
         return [Link(*row) for row in rows]
 
     async def list_page(self, after: str | None, limit: int) -> list[AuditEvent]:

@@ -77,7 +77,7 @@ async def _look(redis: Redis, url: str, host: str | None, max_usage_backlog: int
     return [
         *_server(info, host),
         *_keeping(info),
-        *([] if url.startswith("rediss://") or host in LOCAL_HOSTS else [_no_tls()]),
+        *([] if urlsplit(url).scheme.startswith("rediss") or host in LOCAL_HOSTS else [_no_tls()]),
         _clock(skew_s),
         await _ledger(redis, lag.num, lag.oldest_s, max_usage_backlog),
     ]

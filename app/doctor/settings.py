@@ -13,12 +13,15 @@ from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from app.launcher.orphans import process_started_at
+from app.settings import STORE_VARIABLES
 
 
 class DoctorSettings(BaseSettings):
     """Variables as in `app.settings`; all of them are optional here."""
 
-    model_config = SettingsConfigDict(env_prefix="TENFOLD_", frozen=True, extra="ignore")
+    model_config = SettingsConfigDict(
+        env_prefix="TENFOLD_", frozen=True, extra="ignore", populate_by_name=True
+    )
 
     database_url: str | None = None
     redis_url: str | None = None
@@ -27,7 +30,7 @@ class DoctorSettings(BaseSettings):
     admin_key: SecretStr | None = None
     model: Path | None = None
     model_id: str | None = None
-    adapter_store: str | None = None
+    adapter_store: str | None = Field(default=None, validation_alias=STORE_VARIABLES)
     data_dir: Path = Path(".tenfold")
     database_pool_size: int = Field(default=20, ge=1)
     max_usage_backlog: int = Field(default=200_000, ge=0)

@@ -103,7 +103,7 @@ class AnswerMetrics:
             self._count(tenant_id, watch)
 
     def label(self, tenant_id: str) -> str:
-        return self._top.label(tenant_id, 0.0)
+        return self._top.name_of(tenant_id)
 
     def _count(self, tenant_id: str, watch: AnswerWatch) -> None:
         tenant = self._top.label(tenant_id, float(watch.num_prompt_tokens + watch.num_tokens))

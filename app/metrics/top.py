@@ -62,6 +62,10 @@ class TopLabels:
         self._remember(name, total)
         return OTHER
 
+    def name_of(self, name: str) -> str:
+        """Its label as things are; nothing is counted, so it may be asked for every token."""
+        return name if name in self._members else OTHER
+
     def _remember(self, name: str, total: float) -> None:
         if len(self._candidates) >= CANDIDATES * max(1, self._limit):
             self._candidates.pop(min(self._candidates, key=self._candidates.__getitem__))
