@@ -81,9 +81,10 @@ class LineRunner:
         """The line's answer. Raises PostponedError."""
         request_id = line_request_id(self.batch_id, line.number)
         with structlog.contextvars.bound_contextvars(request_id=request_id):
-            answer = await self._run(line, patience)
-        self.acceptance.forget(hex_of(request_id))
-        return answer
+            try:
+                return await self._run(line, patience)
+            finally:  # also where it is put off: who runs it next asks the registry
+                self.acceptance.forget(hex_of(request_id))
 
     async def _run(self, line: InputLine, patience: Patience) -> LineAnswer:
         while True:
