@@ -23,14 +23,17 @@ from app.files.vault import FileVault
 log = structlog.get_logger()
 
 POSTPONED_BY = timedelta(minutes=5)
-REWRAP_BATCH = 1000
+REWRAP_PAGE = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class FileJobs:
+    """`rewrap_page`: files whose keys are wrapped anew in one transaction."""
+
     database: Database
     vault: FileVault
     now: Clock
+    rewrap_page: int = REWRAP_PAGE
 
     async def remove_next(self) -> bool:
         """Remove one file's bytes; False where none are due. Raises UnavailableError."""
@@ -75,16 +78,23 @@ class FileJobs:
         log.info("file_removed", tenant_id=tenant_id, locator=locator)
 
     async def _rewrap_tenant(self, tenant_id: str) -> int:
-        num_wrapped = 0
+        """A page at a time, by id: what does not open is passed by, and comes before nothing."""
+        num_wrapped, after = 0, ""
         keys = self.vault.keys
-        async with self.database.session() as session:
-            await tenant_scope(session, tenant_id)
-            files = FileRepository(session, tenant_id)
-            for file in await files.list_wrapped_otherwise(keys.current_id, REWRAP_BATCH):
-                try:
-                    file.wrapped_key = keys.rewrap(file.locator, file.wrapped_key)
-                    num_wrapped += 1
-                except SealBrokenError as error:
-                    log.error("file_key_not_opened", locator=file.locator, error=str(error))
-            await session.commit()
-        return num_wrapped
+        while True:
+            async with self.database.session() as session:
+                await tenant_scope(session, tenant_id)
+                page = await FileRepository(session, tenant_id).list_wrapped_otherwise(
+                    keys.current_id, after=after, limit=self.rewrap_page
+                )
+                for file in page:
+                    try:
+                        file.wrapped_key = keys.rewrap(file.locator, file.wrapped_key)
+                        num_wrapped += 1
+                    except SealBrokenError as error:
+                        log.error("file_key_not_opened", locator=file.locator, error=str(error))
+                last_id = page[-1].id if page else ""
+                await session.commit()
+            if len(page) < self.rewrap_page:
+                return num_wrapped
+            after = last_id

@@ -109,15 +109,22 @@ class FileRepository:
             .values(not_before=now)
         )
 
-    async def list_wrapped_otherwise(self, key_id: bytes, limit: int) -> Sequence[StoredFile]:
-        """Files whose key was wrapped by another envelope key than the one of this id."""
+    async def list_wrapped_otherwise(
+        self, key_id: bytes, *, after: str, limit: int
+    ) -> Sequence[StoredFile]:
+        """Files whose key was wrapped by another envelope key than the one of this id.
+
+        By id, those that follow `after`.
+        """
         return list(
             await self._session.scalars(
                 select(StoredFile)
                 .where(
                     StoredFile.tenant_id == self._tenant_id,
+                    StoredFile.id > after,
                     func.substr(StoredFile.wrapped_key, 1, len(key_id)) != key_id,
                 )
+                .order_by(StoredFile.id)
                 .limit(limit)
             )
         )

@@ -121,6 +121,25 @@ async def test_keys_that_no_envelope_key_opens_are_left_as_they_are(
     assert await read(vault, await stored(context, acme, file["id"])) == CANARY
 
 
+async def test_keys_that_do_not_open_hold_up_no_others(
+    api: httpx.AsyncClient, acme: Tenant, context: AppContext, vault: FileVault
+) -> None:
+    ids = [(await uploaded(api, acme, CANARY))["id"] for _ in range(5)]
+    new = EnvelopeKeys(f"{NEW_KEY},{ENVELOPE_KEYS}")
+    async with context.database.session() as session:
+        await tenant_scope(session, acme.id)
+        for file_id in ids[:3]:  # the first page, and half of the second
+            row = await FileRepository(session, acme.id).get(file_id)
+            assert row is not None
+            row.wrapped_key = row.wrapped_key[:-1] + bytes([row.wrapped_key[-1] ^ 1])
+        await session.commit()
+    jobs = FileJobs(context.database, FileVault(vault.store, new), context.now, rewrap_page=2)
+    assert await jobs.rewrap() == 2
+    for file_id in ids[3:]:
+        row = await stored(context, acme, file_id)
+        assert row.wrapped_key.startswith(new.current_id)
+
+
 async def test_an_upload_that_breaks_off_leaves_no_byte(
     api: httpx.AsyncClient, acme: Tenant, context: AppContext
 ) -> None:
