@@ -17,10 +17,10 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
 from app.adapters.tables import AliasChange, AliasTarget
+from app.adapters.weighted import WHOLE
 from app.ids import new_id
 from app.tables import AdapterAlias, AdapterVersion
 
-WHOLE = 100
 SYSTEM = "system"  # who points `prod` at an adapter's first version
 
 _shadow_version = aliased(AdapterVersion)

@@ -9,14 +9,14 @@ from pydantic import BaseModel, Field, model_validator
 
 from app.adapters.alias_repository import Pointing, Shadow
 from app.adapters.tables import AliasChange
-from app.adapters.weighted import StickyBy
+from app.adapters.weighted import WHOLE, StickyBy
 from app.bodies import Body, Timestamp
 from app.etags import etag_of
 from app.rollouts.shadows import ShadowSample
 
 MAX_TARGETS = 20
 VersionName = Annotated[str, Field(min_length=2, max_length=64)]
-Weight = Annotated[int, Field(ge=1, le=100)]
+Weight = Annotated[int, Field(ge=1, le=WHOLE)]
 
 
 class WeightedVersion(Body):
@@ -51,7 +51,7 @@ class AliasPut(Body):
         if self.targets is not None:
             return self.targets
         assert self.version is not None
-        return [WeightedVersion(version=self.version, weight=100)]
+        return [WeightedVersion(version=self.version, weight=WHOLE)]
 
 
 class RollbackPost(Body):

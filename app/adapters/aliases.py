@@ -14,20 +14,14 @@ from datetime import date
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from app.adapters.alias_repository import (
-    WHOLE,
-    AliasRepository,
-    Pointing,
-    Shadow,
-    Target,
-    target_of,
-)
+from app.adapters.alias_repository import AliasRepository, Pointing, Shadow, Target, target_of
 from app.adapters.alias_schemas import AliasPut, AliasView
 from app.adapters.names import is_alias
 from app.adapters.service import find_adapter, find_version, lock_adapter
 from app.adapters.states import SHADOWABLE, is_nameable
 from app.adapters.tables import AliasChange
 from app.adapters.versions_repository import VersionRepository
+from app.adapters.weighted import WHOLE
 from app.audit.trail import AuditTrail
 from app.errors import ConflictError, NotFoundError, UnprocessableError, shorten
 from app.etags import check_etag

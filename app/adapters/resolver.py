@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.adapters.names import DEFAULT_ALIAS, parse_model
 from app.adapters.resolver_repository import NamedVersion, find_versions, list_aliased_versions
-from app.adapters.weighted import Draw, pick
+from app.adapters.weighted import WHOLE, Draw, pick
 from app.auth import Principal
 from app.db import tenant_scope
 from app.errors import ModelNotFoundError
@@ -26,7 +26,6 @@ from engine.messages import AdapterRef
 from lora.base_spec import BaseSpec
 
 BASE_OWNER = "tenfold"
-WHOLE = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +55,7 @@ class NamedModel:
     """All that a name means: one model, or several with weights. `alias`: which it is, if one."""
 
     targets: tuple[ResolvedModel | None, ...]
-    weights: tuple[int, ...] = (100,)
+    weights: tuple[int, ...] = (WHOLE,)
     alias: str = ""
     sticky_by: str | None = None
     shadow: ShadowModel | None = None

@@ -18,9 +18,10 @@ from sqlalchemy.orm import aliased
 from app.adapters.names import AdapterName
 from app.adapters.states import NAMEABLE, SHADOWABLE
 from app.adapters.tables import AliasTarget
+from app.adapters.weighted import WHOLE
 from app.tables import Adapter, AdapterAlias, AdapterVersion
 
-MAX_NAMED = 100  # an alias has no more targets: each has at least a hundredth
+MAX_NAMED = WHOLE  # an alias has no more targets: each has at least a hundredth
 
 _shadow = aliased(AdapterVersion)
 
@@ -43,7 +44,7 @@ class NamedVersion:
     shutdown_on: date | None
     is_served: bool
     certificate: str | None = None
-    weight: int = 100
+    weight: int = WHOLE
     sticky_by: str | None = None
     shadow_share: int | None = None
     shadow_id: str | None = None
@@ -147,7 +148,7 @@ def _join_alias(query: Select[*tuple[Any, ...]]) -> Select[*tuple[Any, ...]]:
 
 
 def _weight() -> ColumnElement[int]:
-    return func.coalesce(AliasTarget.weight, 100)
+    return func.coalesce(AliasTarget.weight, WHOLE)
 
 
 def _is_served() -> ColumnElement[bool]:

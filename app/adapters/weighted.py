@@ -16,6 +16,7 @@ from typing import Literal, get_args
 StickyBy = Literal["safety_identifier", "user", "prompt_cache_key", "api_key"]
 STICKY_FIELDS: tuple[str, ...] = get_args(StickyBy)
 
+WHOLE = 100  # what the weights of an alias sum to: they are percents
 _BITS = 64
 
 

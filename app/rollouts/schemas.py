@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, Field, model_validator
 
 from app.adapters.alias_schemas import VersionName
-from app.adapters.weighted import StickyBy
+from app.adapters.weighted import WHOLE, StickyBy
 from app.bodies import Body, Line, Timestamp
 from app.rollouts.decision import Decision, share_of
 from app.rollouts.gates import MIN_SAMPLES, Finding, Gate, Interval, Metric
@@ -18,7 +18,6 @@ from app.rollouts.tables import Rollout
 MAX_GATES = 20
 MAX_STEPS = 20
 MAX_SOAK_S = 7 * 86_400
-WHOLE = 100
 
 
 class GateBody(Body):
@@ -52,7 +51,7 @@ class RolloutCreate(Body):
 
     alias: Line
     to: VersionName
-    ladder: list[int] = Field(default=[5, 25, 50, 100], min_length=1, max_length=MAX_STEPS)
+    ladder: list[int] = Field(default=[5, 25, 50, WHOLE], min_length=1, max_length=MAX_STEPS)
     soak_s: Annotated[int, Field(ge=0, le=MAX_SOAK_S)] = 600
     gates: list[GateBody] = Field(default=[], max_length=MAX_GATES)
     on_fail: Literal["rollback", "pause"] = "rollback"

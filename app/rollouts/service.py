@@ -20,12 +20,13 @@ from app.adapters.aliases import move_alias, refuse_rollout
 from app.adapters.service import find_adapter, find_version, lock_adapter
 from app.adapters.states import is_nameable
 from app.adapters.versions_repository import VersionRepository
+from app.adapters.weighted import WHOLE
 from app.audit.trail import AuditTrail
 from app.errors import ConflictError, NotFoundError
 from app.ids import new_id
 from app.rollouts.decision import share_of
 from app.rollouts.repository import OPEN, RolloutRepository
-from app.rollouts.schemas import WHOLE, RolloutCreate, RolloutView
+from app.rollouts.schemas import RolloutCreate, RolloutView
 from app.rollouts.tables import Rollout
 from app.tables import Adapter, AdapterVersion
 
