@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from typing import Any
 
 import structlog
 
@@ -37,6 +38,14 @@ EXPIRED_CHUNK = 500
 RETRY_S = 0.5
 _UNREADABLE = LineError("file_unreadable", "The input file is gone, or cannot be read.")
 _EXPIRED = ("batch_expired", "The batch expired before this line was run.")
+
+
+class _LineUnreadableError(Exception):
+    """A line that was in order when the batch was checked is not now: a limit has been lowered."""
+
+    def __init__(self, shown: dict[str, Any]) -> None:
+        super().__init__(shown["code"])
+        self.shown = shown
 
 
 @dataclass(slots=True)
@@ -107,6 +116,9 @@ class BatchRun:
         except FileNotFoundError:
             log.error("batch_input_gone", batch_id=batch.id)
             await self.records.fail([_UNREADABLE.shown(None)])
+        except _LineUnreadableError as error:
+            log.error("batch_line_unreadable", batch_id=batch.id, line=error.shown["line"])
+            await self.records.fail([error.shown])
         except SealBrokenError as error:  # perhaps an envelope key was taken away too soon
             log.error("batch_not_opened", batch_id=batch.id, error=str(error))
             if self._has_expired(batch):
@@ -208,12 +220,18 @@ class BatchRun:
     async def _lines(
         self, batch: Batch, body: SealedBody, answered: set[int]
     ) -> AsyncGenerator[InputLine, None]:
+        """Raises _LineUnreadableError."""
         async with aclosing(self.records.vault.lines(body, self.max_line_bytes)) as raw_lines:
             number = 0
             async for raw in raw_lines:
                 number += 1
-                if raw.strip() and number not in answered:
-                    yield read_line(number, raw, batch.endpoint, self.max_line_bytes)
+                if not raw.strip() or number in answered:
+                    continue
+                try:
+                    line = read_line(number, raw, batch.endpoint, self.max_line_bytes)
+                except LineError as error:
+                    raise _LineUnreadableError(error.shown(number)) from error
+                yield line
 
     async def _release(self) -> None:
         await self.records.release(min(self._rest_s, MAX_REST_S))

@@ -8,8 +8,10 @@ from collections.abc import Awaitable, Callable
 import httpx
 import pytest
 import redis
+from sqlalchemy import text
 
 from app.batches import patience
+from app.db import Database
 from tests.billing.batches.conftest import Working
 from tests.billing.batches.inputs import Submitter, chat_line
 from tests.builders.clock import Clock
@@ -17,6 +19,7 @@ from tests.builders.operator import Operator, Tenant
 from tests.builders.stub_engine import StubEngine
 from tests.builders.tiny_base import MODEL_ID
 from tests.builders.waiting import eventually, until
+from tests.fixtures.servers import TestDatabase
 
 LINES = [chat_line(str(i)) for i in range(6)]
 
@@ -221,6 +224,27 @@ async def test_a_batch_of_many_turns_runs_each_line_once(
         assert len(engine.requests) == 24
     assert done["request_counts"] == {"total": 24, "completed": 24, "failed": 0}
     assert len(await submitter.lines_of(done["output_file_id"])) == 24
+
+
+async def test_a_batch_ends_whose_line_is_too_long_since_it_was_checked(
+    submitter: Submitter,
+    engine: StubEngine,
+    working: Working,
+    database: TestDatabase,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    batch = await submitter.submit([chat_line("a"), chat_line("b", "x" * 2000)])
+    owner = Database(database.owner_url, pool_size=1)
+    async with owner.session() as session:  # as a worker leaves it that found it in order
+        await session.execute(text("UPDATE batches SET status = 'in_progress', num_total = 2"))
+        await session.commit()
+    await owner.close()
+    monkeypatch.setenv("TENFOLD_MAX_BODY_BYTES", "1024")
+    async with working():
+        done = await submitter.ended(batch["id"])
+    assert done["status"] == "failed"
+    found = [(error["line"], error["code"]) for error in done["errors"]["data"]]
+    assert found == [(2, "line_too_long")]
 
 
 def _num_waiting(redis_url: str) -> int:
