@@ -34,7 +34,10 @@ class Decision:
 
 
 def decide(rollout: Rollout, samples: Sequence[Sample], now: datetime) -> Decision:
-    """For a rollout that runs. Samples of before its present step do not count."""
+    """For a rollout that runs. Samples of before its present step do not count.
+
+    With all the samples that are kept this takes tens of milliseconds: in a thread.
+    """
     since = rollout.step_since.timestamp()
     recent = [each for each in samples if each.at_s >= since]
     baseline = [each for each in recent if each.version_id == rollout.from_version_id]

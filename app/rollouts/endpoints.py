@@ -5,6 +5,7 @@ Knows no rules and no SQL.
 
 from __future__ import annotations
 
+import asyncio
 from typing import Annotated
 
 from fastapi import APIRouter, Depends
@@ -60,7 +61,8 @@ async def preview_rollout(
         samples = await context.samples.read(found.adapter_id, found.alias)
     except QueueUnavailableError as error:
         raise UnavailableError(internal=str(error)) from error
-    return PreviewView.of(found, decide(found, samples, context.now()))
+    decision = await asyncio.to_thread(decide, found, samples, context.now())
+    return PreviewView.of(found, decision)
 
 
 @rollout_router.post("/{rollout}/pause")

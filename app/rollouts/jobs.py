@@ -95,7 +95,7 @@ class RolloutJobs:
         if adapter is None or rollout is None or rollout.state != "running":
             return False  # deleted, or somebody was quicker
         samples = await self._samples.read(rollout.adapter_id, rollout.alias)
-        decision = decide(rollout, samples, self._now())
+        decision = await asyncio.to_thread(decide, rollout, samples, self._now())
         service.postpone(rollout, self._now(), INTERVAL_S)
         if decision.next is Next.WAIT:
             return False

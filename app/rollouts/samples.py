@@ -7,6 +7,7 @@ request waits for it.
 
 from __future__ import annotations
 
+import asyncio
 from typing import TypeVar, cast
 
 import msgspec
@@ -46,11 +47,13 @@ class SampleBook:
 
     async def read(self, adapter_id: str, alias: str) -> list[Sample]:
         """The oldest first."""
-        return _decoded(_decoder, await self._all(keys.samples(adapter_id, alias)))
+        found = await self._all(keys.samples(adapter_id, alias))
+        return await asyncio.to_thread(_decoded, _decoder, found)
 
     async def read_shadows(self, adapter_id: str, alias: str) -> list[ShadowSample]:
         """The oldest first."""
-        return _decoded(_shadow_decoder, await self._all(keys.shadows(adapter_id, alias)))
+        found = await self._all(keys.shadows(adapter_id, alias))
+        return await asyncio.to_thread(_decoded, _shadow_decoder, found)
 
     async def _append(self, name: str, data: bytes) -> None:
         with translated_errors():
