@@ -7,6 +7,7 @@ audit log, with what each engine said.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -125,11 +126,14 @@ async def have_ready(
 ) -> None:
     """Have all engines load these versions, so that nobody's first request does.
 
-    Raises ConflictError (`target_not_ready`) where no engine has one of them in time.
+    `wait_s`: for all of them together. Raises ConflictError (`target_not_ready`) where no engine
+    has one of them in time.
     """
+    deadline = time.monotonic() + wait_s
     for version in versions:
+        left_s = max(0.0, deadline - time.monotonic())
         pulled = await pull_lever(
-            context, tenant_id, adapter, version, Lever.PRELOAD, trail, wait_s=wait_s
+            context, tenant_id, adapter, version, Lever.PRELOAD, trail, wait_s=left_s
         )
         if all(ack.outcome is not Outcome.READY for ack in pulled.said.values()):
             raise ConflictError(
