@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
-from sqlalchemy import delete, func, select, update
+from sqlalchemy import delete, func, select, text, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -18,6 +18,8 @@ from app.db import worker_scope
 from app.files.tables import FileRemoval, StoredFile
 from app.tables import Tenant
 
+_LOCK = text("SELECT pg_advisory_xact_lock(hashtextextended('files:' || :tenant_id, 0))")
+
 
 class FileRepository:
     """One tenant's files. The session is in this tenant's scope."""
@@ -25,6 +27,10 @@ class FileRepository:
     def __init__(self, session: AsyncSession, tenant_id: str) -> None:
         self._session = session
         self._tenant_id = tenant_id
+
+    async def lock(self) -> None:
+        """Until the transaction ends, nobody else counts what this tenant's files hold."""
+        await self._session.execute(_LOCK, {"tenant_id": self._tenant_id})
 
     async def try_add(self, file: StoredFile) -> bool:
         """The file is there from now on, and its removal is due when it expires.

@@ -74,7 +74,13 @@ async def upload_file(context: AppContext, principal: Principal, request: Reques
     )
     async with context.database.session() as session:
         await tenant_scope(session, tenant_id)
-        if not await FileRepository(session, tenant_id).try_add(file):
+        files = FileRepository(session, tenant_id)
+        await files.lock()
+        if await files.num_bytes() + file.num_bytes > settings.max_tenant_file_bytes:
+            await files.plan_removal(locator, now)  # another upload took the room meanwhile
+            await session.commit()
+            raise _quota_exceeded(settings.max_tenant_file_bytes)
+        if not await files.try_add(file):
             await vault.delete(locator)  # deleted meanwhile, and what was planned for it as well
             raise NotFoundError()
         await session.commit()
@@ -154,8 +160,12 @@ async def _within(chunks: AsyncIterable[bytes], room: int, max_bytes: int) -> As
     async for chunk in chunks:
         num_bytes += len(chunk)
         if num_bytes > room:
-            raise PermissionDeniedError(
-                f"Your organization's files may hold {max_bytes} bytes together. Delete some.",
-                code="quota_exceeded",
-            )
+            raise _quota_exceeded(max_bytes)
         yield chunk
+
+
+def _quota_exceeded(max_bytes: int) -> PermissionDeniedError:
+    return PermissionDeniedError(
+        f"Your organization's files may hold {max_bytes} bytes together. Delete some.",
+        code="quota_exceeded",
+    )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from pathlib import Path
 
 import httpx
+import pytest
 
 from app.context import AppContext
 from app.db import tenant_scope
@@ -117,3 +119,31 @@ async def test_an_upload_that_was_killed_is_removed_a_day_later(
     clock.advance(DAY_S)
     assert await removed(file_jobs) == 1 and num_stored(context) == 0
     assert (await upload(api, acme, b"x")).is_success
+
+
+async def test_uploads_at_once_do_not_pass_what_all_files_together_may_hold(
+    api: httpx.AsyncClient,
+    acme: Tenant,
+    context: AppContext,
+    file_jobs: FileJobs,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(context.settings.__dict__, "max_tenant_file_bytes", 150_000)
+    both_begun = asyncio.Barrier(2)
+
+    async def form() -> AsyncIterator[bytes]:
+        yield b'--b\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nuser_data\r\n'
+        await both_begun.wait()  # each has found that there is room for it
+        yield b'--b\r\ncontent-disposition: form-data; name="file"; filename="a"\r\n\r\n'
+        yield bytes(100_000) + b"\r\n--b--\r\n"
+
+    headers = {"content-type": "multipart/form-data; boundary=b", **acme.headers}
+    responses = await asyncio.gather(
+        *(api.post("/v1/files", headers=headers, content=form()) for _ in range(2))
+    )
+    taken, refused = sorted(responses, key=lambda response: response.status_code)
+    assert taken.status_code == 200, taken.text
+    assert (refused.status_code, refused.json()["error"]["code"]) == (403, "quota_exceeded")
+    listed = (await api.get("/v1/files", headers=acme.headers)).json()["data"]
+    assert [file["id"] for file in listed] == [taken.json()["id"]]
+    assert await removed(file_jobs) == 1 and num_stored(context) == 1
