@@ -83,7 +83,8 @@ class JobRunner:
     async def _do(self, session: AsyncSession, job: AdapterJob) -> None:
         if job.kind == "verify":
             verifier = Verifier(self.validator, self.store, self.base, self.model, self.certifier)
-            await verify_version(session, verifier, job.tenant_id, job.subject, self.now())
+            trail = None if self.trail_of is None else self.trail_of(job.id)
+            await verify_version(session, verifier, job.tenant_id, job.subject, self.now(), trail)
         else:
             await self._remove(session, job)
 

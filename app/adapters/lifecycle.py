@@ -12,6 +12,7 @@ from datetime import date, datetime
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.adapters.alias_repository import SYSTEM, AliasRepository, target_of
+from app.adapters.alias_schemas import AliasView
 from app.adapters.names import DEFAULT_ALIAS
 from app.adapters.schemas import describe_version
 from app.adapters.service import find_version, lock_adapter
@@ -30,7 +31,7 @@ async def activate_version(
     if version.state == ACTIVE:
         return version
     before = describe_version(version)
-    action = await make_active(session, version, trail.at)
+    action = await make_active(session, version, trail.at, trail)
     return await _record(session, action, before, version, trail)
 
 
@@ -90,14 +91,16 @@ async def restore_version(
             details={"state": version.state},
         )
     before = describe_version(version)
-    action = await make_active(session, version, trail.at)
+    action = await make_active(session, version, trail.at, trail)
     return await _record(session, action, before, version, trail)
 
 
-async def make_active(session: AsyncSession, version: AdapterVersion, now: datetime) -> str:
+async def make_active(
+    session: AsyncSession, version: AdapterVersion, now: datetime, trail: AuditTrail | None
+) -> str:
     """Along an edge to `active`, whose action is returned; an adapter's first takes `prod`.
 
-    The adapter is locked. No later one moves `prod`.
+    The adapter is locked. No later one moves `prod`. `trail`: where that move is written down.
     """
     is_first = not await VersionRepository(session, version.tenant_id).was_ever_active(
         version.adapter_id
@@ -107,13 +110,7 @@ async def make_active(session: AsyncSession, version: AdapterVersion, now: datet
     version.activated_at = version.activated_at or now
     await session.flush()
     if is_first:
-        await AliasRepository(session, version.tenant_id).put(
-            version.adapter_id,
-            DEFAULT_ALIAS,
-            [target_of(version)],
-            sticky_by=None,
-            actor=SYSTEM,
-        )
+        await _take_default_alias(session, version, trail)
     return action
 
 
@@ -126,6 +123,27 @@ async def refuse_aliased(session: AsyncSession, version: AdapterVersion) -> None
             code="alias_in_use",
             param="version",
             details={"aliases": aliases},
+        )
+
+
+async def _take_default_alias(
+    session: AsyncSession, version: AdapterVersion, trail: AuditTrail | None
+) -> None:
+    aliases = AliasRepository(session, version.tenant_id)
+    before = await aliases.get(version.adapter_id, DEFAULT_ALIAS)
+    await aliases.put(
+        version.adapter_id, DEFAULT_ALIAS, [target_of(version)], sticky_by=None, actor=SYSTEM
+    )
+    after = await aliases.get(version.adapter_id, DEFAULT_ALIAS)
+    assert after is not None
+    if trail is not None:
+        await trail.record(
+            session,
+            version.tenant_id,
+            "alias.moved",
+            version.adapter_id,
+            before=None if before is None else AliasView.of(before),
+            after=AliasView.of(after),
         )
 
 

@@ -26,6 +26,7 @@ from app.adapters.repository import AdapterRepository
 from app.adapters.states import GONE, REJECTED, VALIDATED, VERIFYING, change_state
 from app.adapters.validator import Validator
 from app.adapters.versions_repository import VersionRepository
+from app.audit.trail import AuditTrail
 from app.tables import AdapterVersion
 from lora.base_spec import BaseSpec
 from lora.digest import adapter_digest, hash_file
@@ -88,10 +89,16 @@ class Verifier:
 
 
 async def verify_version(
-    session: AsyncSession, verifier: Verifier, tenant_id: str, version_id: str, now: datetime
+    session: AsyncSession,
+    verifier: Verifier,
+    tenant_id: str,
+    version_id: str,
+    now: datetime,
+    trail: AuditTrail | None = None,
 ) -> None:
     """Check one version and write down what came of it. In the tenant's scope.
 
+    `trail`: where it is written down that an alias was moved.
     One that passed before is tried for a certificate that it lacks, and stays what it is.
     Raises NotTriedError, ValidatorError: it is to be checked later.
     """
@@ -116,7 +123,7 @@ async def verify_version(
         return
     version.certificate = _stored(trial, now)
     if state == VERIFYING:
-        await _conclude(session, version, findings, trial, now)
+        await _conclude(session, version, findings, trial, now, trail)
     await session.flush()
     log.info("adapter_verified", version_id=version.id, state=version.state, digest=version.digest)
 
@@ -127,12 +134,13 @@ async def _conclude(
     findings: Sequence[Finding],
     trial: Trial,
     now: datetime,
+    trail: AuditTrail | None,
 ) -> None:
     if _has_errors(findings):
         change_state(version, REJECTED)
         await add_job(session, version.tenant_id, "remove", version.locator)
     elif version.activates:
-        await make_active(session, version, now)
+        await make_active(session, version, now, trail)
     else:
         change_state(version, VALIDATED)
     report = build_report(version.digest, version.state, findings)

@@ -105,6 +105,17 @@ async def test_each_edge_that_is_gone_along_is_an_event_of_the_audit_log(
     assert told.count("version.activated") >= 1
 
 
+async def test_the_first_version_takes_prod_and_the_audit_log_and_the_feed_say_so(
+    operator: Operator, versions: list[Version]
+) -> None:
+    log = (await operator.done("GET", "/audit/acme", params={"limit": 100}))["data"]
+    (moved,) = [event for event in log if event["action"] == "alias.moved"]
+    assert moved["target"] == (await operator.done("GET", BOT))["id"] and moved["before"] is None
+    assert (moved["after"]["alias"], moved["after"]["version_id"]) == ("prod", versions[0]["id"])
+    feed = (await operator.done("GET", "/events", params={"limit": 1000}))["data"]
+    assert [event["type"] for event in feed].count("alias.moved") == 1
+
+
 async def test_a_step_that_changes_nothing_is_no_error_and_no_event(
     operator: Operator, versions: list[Version]
 ) -> None:
@@ -183,11 +194,14 @@ async def test_a_version_that_is_not_to_be_active_is_validated_and_not_found(
     assert (await operator.done("GET", V1))["state"] == "validated"
     assert (await operator.done("GET", BOT))["aliases"] == {}
     assert code(await ask("bot@v1")) == (404, "model_not_found")
+    adapter_id = (await operator.done("GET", BOT))["id"]
+    assert "alias.moved" not in await actions_on(operator, adapter_id)
 
     activated = await operator.done("POST", f"{V1}/activate")
 
     assert (activated["state"], activated["id"]) == ("active", sent.json()["id"])
     assert (await operator.done("GET", BOT))["aliases"] == {"prod": "v1"}
+    assert (await actions_on(operator, adapter_id)).count("alias.moved") == 1
 
 
 async def set_shutdown(context: AppContext, tenant_id: str, day: date) -> None:
