@@ -1,8 +1,9 @@
 """Turns a complete upload into a version, once, however often and by how many it is asked to.
 
 Knows nothing of HTTP. Invariants: one process at a time puts an upload together, until its claim
-lapses; a second call is given what the first one came to; no database connection is held while
-files are put together and checked.
+lapses; whoever's claim lapsed says nothing of the upload once another has claimed it; a second call
+is given what the first one came to; no database connection is held while files are put together
+and checked.
 """
 
 from __future__ import annotations
@@ -45,12 +46,16 @@ REFUSALS = frozenset({400, 413, 415, 422})
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """An upload that is this call's to put together."""
+    """An upload that is this call's to put together, for as long as nobody else claims it.
+
+    `until`: it is told from a later claim by when it lapses.
+    """
 
     upload_id: str
     adapter_id: str
     files: list[DeclaredFile]
     received: Received
+    until: datetime
 
 
 async def complete_upload(
@@ -80,18 +85,18 @@ async def complete_upload(
         await _forget_parts(context, tenant_id, claimed, error.missing)
         raise incomplete(error.missing) from error
     except WrongFilesError as error:
-        await _end(context, tenant_id, upload_id, {"state": "uploading"})
+        await _end(context, tenant_id, claimed, {"state": "uploading"})
         raise _wrong_files(claimed, error) from error
     except ApiError as error:
         is_refusal = error.status in REFUSALS
         changes = _rejected(error, context.now()) if is_refusal else {"state": "uploading"}
-        await _end(context, tenant_id, upload_id, changes)
+        await _end(context, tenant_id, claimed, changes)
         raise
     except BaseException:  # whatever it is, the next call may try at once
-        await asyncio.shield(_end(context, tenant_id, upload_id, {"state": "uploading"}))
+        await asyncio.shield(_end(context, tenant_id, claimed, {"state": "uploading"}))
         raise
     completed = {"state": "completed", "version_id": version.id, "ended_at": context.now()}
-    await _end(context, tenant_id, upload_id, completed)
+    await _end(context, tenant_id, claimed, completed)
     return version, True
 
 
@@ -128,8 +133,9 @@ async def _claim(session: AsyncSession, tenant_id: str, upload: Upload, now: dat
     files = file_parts(upload)
     if missing := missing_parts(files, received):
         raise incomplete(missing)
-    upload.state, upload.claimed_until = "completing", now + CLAIM
-    return Claimed(upload.id, upload.adapter_id, files, received)
+    until = now + CLAIM
+    upload.state, upload.claimed_until = "completing", until
+    return Claimed(upload.id, upload.adapter_id, files, received, until)
 
 
 async def _accept(
@@ -150,17 +156,22 @@ async def _accept(
 
 
 async def _end(
-    context: AppContext, tenant_id: str, upload_id: str, changes: Mapping[str, Any]
+    context: AppContext, tenant_id: str, claimed: Claimed, changes: Mapping[str, Any]
 ) -> None:
     """Give the claim back. Where the upload went away meanwhile there is nothing to be changed."""
     async with context.database.session() as session:
         await tenant_scope(session, tenant_id)
-        upload = await UploadRepository(session, tenant_id).lock(upload_id)
-        if upload is not None and upload.state == "completing":
+        upload = await UploadRepository(session, tenant_id).lock(claimed.upload_id)
+        if upload is not None and _is_held(upload, claimed):
             for name, value in changes.items():
                 setattr(upload, name, value)
             upload.claimed_until = None
             await session.commit()
+
+
+def _is_held(upload: Upload, claimed: Claimed) -> bool:
+    """Whether nobody has claimed it since."""
+    return upload.state == "completing" and upload.claimed_until == claimed.until
 
 
 async def _forget_parts(
@@ -171,7 +182,7 @@ async def _forget_parts(
         await tenant_scope(session, tenant_id)
         uploads = UploadRepository(session, tenant_id)
         upload = await uploads.lock(claimed.upload_id)
-        if upload is None or upload.state != "completing":
+        if upload is None or not _is_held(upload, claimed):
             return
         for path, numbers in missing.items():
             await uploads.remove_parts(upload.id, path, numbers)

@@ -15,11 +15,13 @@ from app.context import AppContext, open_context
 from app.db import tenant_scope
 from app.settings import Settings
 from app.uploads.jobs import UploadJobs
+from app.uploads.quotas_repository import QuotaRepository
 from app.uploads.repository import UploadRepository
 from tests.builders.adapter_files import adapter_config
 from tests.builders.clock import Clock
 from tests.builders.operator import OPERATOR, Operator, Tenant
 from tests.builders.part_sender import PartSender
+from tests.builders.waiting import eventually
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 DAY_S = 86_400
@@ -293,6 +295,30 @@ async def test_a_claim_whose_process_died_is_taken_over(
     assert code(await sender.complete(upload)) == (409, "upload_already_completed")
     clock.advance(301)
     assert (await sender.complete(upload)).status_code == 202
+
+
+async def test_a_completer_whose_claim_lapsed_does_not_end_the_next_ones(
+    sender: PartSender, files: dict[str, bytes], context: AppContext, clock: Clock, acme: Tenant
+) -> None:
+    upload = await sender.begin(files)
+    await sender.send_all(upload, files)
+
+    async def is_claimed() -> bool:
+        return bool((await sender.get(upload))["state"] == "completing")
+
+    async with context.database.session() as session:  # what the first one waits for meanwhile
+        await tenant_scope(session, acme.id)
+        await QuotaRepository(session, acme.id).lock()
+        first = asyncio.create_task(sender.complete(upload))
+        await eventually(is_claimed)
+        clock.advance(301)
+        await _leave_claimed(context, acme.id, upload["id"], clock)
+    assert (await first).status_code == 202
+    assert await is_claimed()
+    clock.advance(301)
+    again = await sender.complete(upload)
+    assert again.json()["id"] == (await first).json()["id"]
+    assert (await sender.get(upload))["state"] == "completed"
 
 
 async def test_operators_have_the_same_routes_and_both_leave_a_trace(
