@@ -20,6 +20,7 @@ from engine.eviction import Room
 from engine.messages import (
     AdapterAck,
     AdapterCommand,
+    AdapterRef,
     AdapterReport,
     EngineError,
     Lever,
@@ -36,6 +37,7 @@ from engine.residency import (
     adapter_key,
 )
 from engine.sequence import Sequence
+from engine.transport.certificates import UNCERTIFIED
 
 log = structlog.get_logger()
 
@@ -83,10 +85,12 @@ class AdapterLevers:
         pool: PagePool,
         sequences_on: Callable[[AdapterKey], Many[Sequence]],
         *,
+        admits: Callable[[AdapterRef], bool] = lambda ref: True,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """now: seconds since 1970, for pins that end and for reports."""
+        """admits: as in `EngineCore`. now: since 1970, for pins that end and for reports."""
+        self._admits = admits
         self._engine_id = engine_id
         self._residency = residency
         self._room = room
@@ -106,15 +110,19 @@ class AdapterLevers:
         """Begin with a command; one that is under way already goes on."""
         if command.command_id in self._pending:
             return
-        self._num_changes += 1
         if command.lever is Lever.EVICT:
             self._ack(command, self._evict(command))
+            self._num_changes += 1
+            return
+        if command.lever is not Lever.LET_GO and not self._admits(command.adapter):
+            self._ack(command, Outcome.FAILED, UNCERTIFIED)
             return
         pending = _Pending(command, self._clock() + PRELOAD_TIMEOUT_S)
         self._pending[command.command_id] = pending
         if command.lever is not Lever.LET_GO:
             self._failures.pop(pending.key, None)
             self._residency.preload(command.adapter)
+        self._num_changes += 1
 
     def observe(self, result: LoadResult) -> None:
         """What the loader made of an adapter, before it is forgotten that it was wanted."""
@@ -150,6 +158,11 @@ class AdapterLevers:
             elif self._residency.drop(pending.command.adapter):
                 self._failures.pop(pending.key, None)
                 self._finish(pending, Outcome.GONE)
+
+    @property
+    def watches_clock(self) -> bool:
+        """Whether time alone may end something: a command's patience, or a pin."""
+        return bool(self._pending or self._residency.pins)
 
     @property
     def wants_step(self) -> bool:
@@ -283,6 +296,8 @@ class AdapterLevers:
         del self._pending[pending.command.command_id]
         if not any(each.key == pending.key for each in self._preloads()):
             self._residency.preloading.discard(pending.key)
+            if outcome is Outcome.FAILED and not self._sequences_on(pending.key):
+                self._residency.forget(pending.command.adapter)  # or it would hold up loads
         self._num_changes += 1
         self._ack(pending.command, outcome, error, pending.num_aborted)
 

@@ -214,6 +214,8 @@ class EngineLoop:
         timeout_s = None
         if self._draining.is_set():
             timeout_s = max(0.0, self._drain_until - self._clock())
+        if self._core.levers.watches_clock:
+            timeout_s = min(IDLE_WAIT_S, math.inf if timeout_s is None else timeout_s)
         try:
             message = self._inbox.get(block=wait, timeout=timeout_s)
             while True:

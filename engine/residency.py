@@ -120,7 +120,8 @@ class Residency:
         self.num_evictions = 0
         self.num_pages = 0
         """Of the adapters in the pool."""
-        self.num_changes = 0  # of any adapter's state
+        # Of any adapter's state; counted when it is made, since others read it to see what is new.
+        self.num_changes = 0
         self.num_installs = 0
         self.pins: dict[AdapterKey, float] = {}  # until when each stays, though nobody uses it
         self.preloading: set[AdapterKey] = set()  # wanted, though no request wants them
@@ -157,8 +158,8 @@ class Residency:
         entry = self._entries[key]
         if result.weights is None:
             self.num_failed_loads += 1
-            self.num_changes += 1
             del self._entries[key]
+            self.num_changes += 1
             return
         if result.seconds is not None:
             self.load_s += result.seconds
@@ -245,6 +246,12 @@ class Residency:
                 self._forget(entry)
         self._tier.drop(key)
         return True
+
+    def forget(self, ref: AdapterRef) -> None:
+        """Drop what was queued or loaded and never got pages, where nobody wants it any more."""
+        entry = self._entries.get(adapter_key(ref))
+        if entry is not None and entry.state not in (State.LOADING, State.READY):
+            self._forget(entry)
 
     def find(self, ref: AdapterRef) -> Standing | None:
         entry = self._entries.get(adapter_key(ref))
@@ -341,7 +348,6 @@ class Residency:
         key, host = adapter_key(entry.ref), entry.host
         entry.pages = self._pool.allocate(self._num_pages(entry), key)
         self.num_pages += len(entry.pages)
-        self.num_changes += 1
         self.num_installs += 1
         entry.generation = self.num_installs
         entry.weights = host.install(entry.pages)
@@ -350,14 +356,15 @@ class Residency:
         self._tier.installed(key, host)
         entry.state = State.READY
         self._ready = None
+        self.num_changes += 1
 
     def _forget(self, entry: _Entry) -> None:
         """Nobody here needs it. What it is on the host stays there while there is room."""
-        self.num_changes += 1
         key = adapter_key(entry.ref)
         if entry.host is not None and entry.state is not State.KEPT:
             self._tier.keep(key, entry.host)
         del self._entries[key]
+        self.num_changes += 1
 
     def _priority(self, entry: _Entry) -> float:
         """Of an adapter that was used now: by what it costs to bring back."""
