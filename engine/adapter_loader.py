@@ -95,9 +95,9 @@ class AdapterLoader:
             except Empty:
                 return results
 
-    def figures_of(self, ref: AdapterRef) -> tuple[ModuleFigure, ...]:
+    def figures_of(self, ref: AdapterRef) -> tuple[ModuleFigure, ...] | None:
         """What was measured when `ref` was last loaded on trial, if it was lately."""
-        return self._figures.get(adapter_key(ref), ())
+        return self._figures.get(adapter_key(ref))
 
     def close(self) -> None:
         """Wait a while for the loads under way; drop those that have not begun.
@@ -121,10 +121,10 @@ class AdapterLoader:
         self._on_completed()
 
     def _load(self, ref: AdapterRef) -> LoadResult:
-        if not (ref.is_on_trial or self._admits(ref)):
-            log.error("adapter_uncertified", digest=ref.digest)
-            return LoadResult(ref, weights=None, error=UNCERTIFIED)
         try:
+            if not (ref.is_on_trial or self._admits(ref)):
+                log.error("adapter_uncertified", digest=ref.digest)
+                return LoadResult(ref, weights=None, error=UNCERTIFIED)
             return self._read_twice(ref)
         except (AdapterMissingError, StoreUnavailableError, FileNotFoundError):
             error = MISSING

@@ -42,7 +42,7 @@ from engine.messages import (
 )
 from engine.page_pool import PagePool
 from engine.prefix_cache import PrefixCache
-from engine.residency import LoadResult, Residency
+from engine.residency import LoadResult, Residency, State
 from engine.row_failures import INTERNAL_ERROR, Outcome, RowsFailedError
 from engine.scheduler import Scheduler, Step
 from engine.sequence import Sequence
@@ -94,8 +94,8 @@ class Loader(Protocol):
 
     def take_completed(self) -> list[LoadResult]: ...
 
-    def figures_of(self, ref: AdapterRef) -> tuple[ModuleFigure, ...]:
-        """What was measured of an adapter that was loaded on trial; empty where nothing was."""
+    def figures_of(self, ref: AdapterRef) -> tuple[ModuleFigure, ...] | None:
+        """What was measured of an adapter that was loaded on trial; None where it was not."""
 
 
 class EngineCore:
@@ -188,6 +188,7 @@ class EngineCore:
             holdings.room,
             self.pool,
             self.scheduler.sequences_on,
+            admits=admits,
             clock=clock,
         )
         # NOTE: the secret dies with this process, and the cache with it.
@@ -227,13 +228,26 @@ class EngineCore:
         self._num_added += 1
         sequence = Sequence(request, self._num_added, block_keys or self.block_keys(request))
         try:
-            error = self._check(request) or self.scheduler.add(sequence)
+            error = self._check(request)
+            if error is None:
+                self._prepare_trial(request)
+                error = self.scheduler.add(sequence)
         except Exception:  # the edge of a request
             log.exception("row_failed", at="add", request_id=request.request_id)
             self.scheduler.abort(request.request_id, request.epoch)
             error = INTERNAL_ERROR
         if error is not None:
             self._answer_error(sequence, error)
+
+    def _prepare_trial(self, request: EngineRequest) -> None:
+        """Let an adapter be loaded anew, and so be measured, that was loaded before its trial."""
+        adapter = request.adapter
+        if adapter is None or not (request.wants_evidence and adapter.is_on_trial):
+            return
+        standing = self.residency.find(adapter)
+        is_settled = standing is None or standing.state in (State.READY, State.KEPT)
+        if is_settled and self._loader.figures_of(adapter) is None:
+            self.residency.drop(adapter)
 
     def abort(self, request_id: str, epoch: int) -> bool:
         """Forget a request whose client is gone. False where it is unknown or of another epoch."""

@@ -121,11 +121,11 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """What a request that wants evidence is told besides its token.
 
     `logits`: those of some ids that depend on the vocabulary's size alone. `modules`: of its
-    adapter, a few.
+    adapter, a few; None where it was loaded before it was on trial, and nothing was measured.
     """
 
     logits: tuple[float, ...]
-    modules: tuple[ModuleFigure, ...] = ()
+    modules: tuple[ModuleFigure, ...] | None = ()
 
 
 class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -108,9 +108,12 @@ class QueueCertifier:
             for before, after in zip(base, changed, strict=True)
             if isinstance(before, Evidence) and isinstance(after, Evidence)
         ]
+        measured = [after.modules for _, after in pairs if after.modules is not None]
+        if not measured:
+            raise NotTriedError("its modules were not measured")
         figures = Figures(
             golden=tuple(largest_change(*pair) for pair in pairs),
-            modules=next((after.modules for _, after in pairs if after.modules), ()),
+            modules=next((modules for modules in measured if modules), ()),
         )
         return self._certified(digest, figures)
 
