@@ -17,10 +17,12 @@ from prometheus_client import (
     generate_latest,
 )
 
+from engine.meters import STEP_S, WAIT_S
+
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-LATENCY_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+LATENCY_S = WAIT_S
 """Upper bounds of what a client waits for."""
-TOKEN_S = (0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 5)
+TOKEN_S = STEP_S
 """Of what lies between two tokens, and of a step."""
 
 Process = Literal["api", "engine", "worker"]

@@ -1,8 +1,8 @@
 """What an engine counts of what passes through it, as plain numbers.
 
-Knows nothing of Prometheus (`engine/metrics.py` does), so that an engine without a metrics port
-loads none of it. Invariants: each number is written by one thread and may be read by any; nothing
-here waits, takes a lock, or grows with tenants, adapters or requests.
+Knows nothing of Prometheus (`engine/metrics.py` does). Invariants: each number is written by one
+thread and may be read by any; nothing here waits, takes a lock, or grows with tenants, adapters or
+requests.
 """
 
 from __future__ import annotations
