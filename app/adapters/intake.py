@@ -24,7 +24,7 @@ from starlette.requests import Request
 
 from app.adapters.jobs_repository import add_job
 from app.adapters.override_limit import override_limit
-from app.adapters.receive import MULTIPART_OVERHEAD_BYTES, declared_bytes, receive_files
+from app.adapters.receive import receive_files
 from app.adapters.repository import AdapterRepository
 from app.adapters.schemas import describe_version
 from app.adapters.service import find_adapter
@@ -38,6 +38,7 @@ from app.context import AppContext
 from app.db import Database, tenant_scope
 from app.errors import NotFoundError
 from app.ids import new_id
+from app.receiving import MULTIPART_OVERHEAD_BYTES, declared_bytes
 from app.settings import WorkerSettings
 from app.tables import Adapter, AdapterVersion
 from app.uploads.quotas import Quotas

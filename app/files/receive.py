@@ -1,37 +1,33 @@
-"""The asynchronous half of a file's upload: takes the body, within limits of size and time.
+"""The asynchronous half of a file's upload: takes the file out of the body.
 
 Knows nothing of what becomes of the bytes. Invariants: what is too large is refused before its body
-is read where the headers say so; parsing happens in a thread; a client that sends too slowly is
-answered, not waited for.
+is read where the headers say so; parsing happens in a thread.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 
 from starlette.requests import Request
 
-from app.errors import ApiError, PayloadTooLargeError, UnsupportedMediaTypeError
-from app.files.form import FileForm
-
-OVERHEAD_BYTES = 64 << 10  # of boundaries, headers and fields
-CHUNK_BYTES = 1 << 20
-STALL_TIMEOUT_S = 30.0
-MIN_BYTES_PER_S = 8 << 10
+from app.files.form import FILE, FileForm
+from app.receiving import (
+    MULTIPART_OVERHEAD_BYTES,
+    body_chunks,
+    declared_bytes,
+    refuse_encoding,
+    too_large,
+)
 
 
 def refuse_by_headers(request: Request, max_bytes: int) -> None:
     """Raises ApiError: 413 `file_too_large`, 415 `content_encoding_unsupported`."""
-    if request.headers.get("content-encoding", "identity").lower() != "identity":
-        raise UnsupportedMediaTypeError(
-            "Send the upload without Content-Encoding.", code="content_encoding_unsupported"
-        )
-    declared = request.headers.get("content-length", "0")
-    is_number = declared.isascii() and declared.isdigit()
-    if is_number and int(declared[:20]) > max_bytes + OVERHEAD_BYTES:
-        raise _too_large(max_bytes)
+    refuse_encoding(request)
+    declared = declared_bytes(request)
+    if declared is not None and declared > max_bytes + MULTIPART_OVERHEAD_BYTES:
+        raise too_large(max_bytes, FILE)
 
 
 async def file_chunks(
@@ -41,48 +37,15 @@ async def file_chunks(
 
     Raises ApiError: 400, 408 `upload_too_slow`, 413 `file_too_large`.
     """
-    started_at = time.monotonic()
-    num_received = num_bytes = 0
-    pending = bytearray()
-    is_over = False
-    stream = aiter(request.stream())
-    while not is_over:
-        chunk = await _next(stream)
-        is_over = chunk is None
-        pending += chunk or b""
-        num_received += len(chunk or b"")
-        _check_pace(num_received, time.monotonic() - started_at)
-        if num_received > max_bytes + OVERHEAD_BYTES:
-            raise _too_large(max_bytes)
-        if len(pending) >= CHUNK_BYTES or is_over:
-            found = await asyncio.to_thread(form.feed, bytes(pending))
-            pending.clear()
+    num_bytes = 0
+    max_body_bytes = max_bytes + MULTIPART_OVERHEAD_BYTES
+    body = body_chunks(request, max_body_bytes, lambda: too_large(max_bytes, FILE))
+    async with aclosing(body):
+        async for chunk in body:
+            found = await asyncio.to_thread(form.feed, chunk)
             num_bytes += len(found)
             if num_bytes > max_bytes:
-                raise _too_large(max_bytes)
+                raise too_large(max_bytes, FILE)
             if found:
                 yield found
     form.finish()
-
-
-async def _next(stream: AsyncIterator[bytes]) -> bytes | None:
-    try:
-        async with asyncio.timeout(STALL_TIMEOUT_S):
-            return await anext(stream, None)
-    except TimeoutError as error:
-        raise _too_slow() from error
-
-
-def _check_pace(num_bytes: int, elapsed_s: float) -> None:
-    if num_bytes < MIN_BYTES_PER_S * (elapsed_s - STALL_TIMEOUT_S):
-        raise _too_slow()
-
-
-def _too_large(max_bytes: int) -> ApiError:
-    return PayloadTooLargeError(
-        f"The file exceeds the limit of {max_bytes} bytes.", code="file_too_large", param="file"
-    )
-
-
-def _too_slow() -> ApiError:
-    return ApiError(408, "upload_too_slow", "timeout", "The upload was too slow.")

@@ -12,18 +12,10 @@ import hashlib
 import re
 from pathlib import Path
 
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from app.adapters.intake import staging
-from app.adapters.receive import (
-    declared_bytes,
-    max_bytes_by_name,
-    pump,
-    refuse_encoding,
-    too_large,
-    too_slow,
-)
+from app.adapters.receive import max_bytes_by_name
 from app.adapters.storage_errors import storage_errors
 from app.context import AppContext
 from app.db import tenant_scope
@@ -34,6 +26,7 @@ from app.errors import (
     UnprocessableError,
     UnsupportedMediaTypeError,
 )
+from app.receiving import declared_bytes, pump, refuse_encoding, too_large
 from app.uploads.layout import Part, find_part
 from app.uploads.repository import UploadRepository
 from app.uploads.service import check_open, find_upload, lock_upload
@@ -115,10 +108,7 @@ async def _receive(request: Request, target: Path, part: Part) -> str:
             sha256.update(chunk)
             sink.write(chunk)
 
-        try:
-            num_bytes = await pump(request, keep, part.num_bytes, lambda: _wrong_length(part))
-        except HTTPException as error:  # `app.body_timeout`: the only one that a body meets
-            raise too_slow() from error
+        num_bytes = await pump(request, keep, part.num_bytes, lambda: _wrong_length(part))
     if num_bytes != part.num_bytes:
         raise _wrong_length(part)
     return sha256.hexdigest()

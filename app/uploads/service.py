@@ -11,12 +11,13 @@ from datetime import datetime, timedelta
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from app.adapters.receive import max_bytes_by_name, too_large
+from app.adapters.receive import max_bytes_by_name
 from app.adapters.service import find_adapter
 from app.adapters.unexpected_files import refuse_unexpected
 from app.audit.trail import AuditTrail
 from app.errors import ApiError, BadRequestError, ConflictError, NotFoundError, UnprocessableError
 from app.ids import new_id
+from app.receiving import too_large
 from app.settings import Settings
 from app.uploads.quotas import Quotas
 from app.uploads.repository import UploadRepository
