@@ -19,8 +19,8 @@ from app.context import AppContext
 from app.errors import ApiError
 from app.promptly import done_or_left
 from app.rollouts.gates import Sample
+from app.rollouts.shadowing import MAX_WATCHED_CHARS
 
-MAX_JSON_CHARS = 65_536
 SERVER_ERROR = 500
 # What tells nothing of a version: the other one would have been answered so too.
 NOBODYS_FAULT = frozenset(
@@ -36,7 +36,8 @@ class _Watch:
     first_at: float | None = None
     last_at: float | None = None
     num_chunks: int = 0
-    texts: dict[int, str] = field(default_factory=dict)
+    chunks: dict[int, list[str]] = field(default_factory=dict)
+    num_chars: dict[int, int] = field(default_factory=dict)
 
     def take(self, deltas: list[Delta]) -> None:
         shown = [delta for delta in deltas if delta.text]
@@ -46,9 +47,14 @@ class _Watch:
         self.first_at = self.first_at or self.last_at
         self.num_chunks += 1
         for delta in shown:
-            before = self.texts.get(delta.choice, "")
-            if len(before) <= MAX_JSON_CHARS:
-                self.texts[delta.choice] = before + delta.text
+            before = self.num_chars.get(delta.choice, 0)
+            if before <= MAX_WATCHED_CHARS:
+                self.chunks.setdefault(delta.choice, []).append(delta.text)
+                self.num_chars[delta.choice] = before + len(delta.text)
+
+    def text(self, choice: int) -> str:
+        """What it says, up to some character past `MAX_WATCHED_CHARS`."""
+        return "".join(self.chunks.get(choice, ()))
 
     @property
     def ttft_ms(self) -> float | None:
@@ -63,9 +69,9 @@ class _Watch:
 
     @property
     def is_json(self) -> bool | None:
-        if not self.texts or any(len(text) > MAX_JSON_CHARS for text in self.texts.values()):
+        if not self.chunks or any(num > MAX_WATCHED_CHARS for num in self.num_chars.values()):
             return None
-        return all(_is_json(text) for text in self.texts.values())
+        return all(_is_json(self.text(choice)) for choice in self.chunks)
 
 
 async def observed(
@@ -97,7 +103,7 @@ async def observed(
         if run is not None and not is_whole:
             run.cancel()
     if shadow is not None and run is not None:
-        context.shadows.compare(shadow, watch.texts.get(0, ""), run)
+        context.shadows.compare(shadow, watch.text(0), run)
     await _record(context, answer, watch, is_error=False)
 
 

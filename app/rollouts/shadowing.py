@@ -28,6 +28,7 @@ from engine.transport.errors import QueueUnavailableError
 log = structlog.get_logger()
 
 TIMEOUT_S = 120.0
+MAX_WATCHED_CHARS = 65_536  # of an answer; beyond that it is neither parsed nor compared
 MAX_AT_ONCE = 64  # of one API process; beyond that requests run without their shadow
 
 Run = asyncio.Task[str | None]
@@ -63,7 +64,10 @@ class Shadows:
         return run
 
     def compare(self, shadow: ShadowModel, text: str, run: Run) -> None:
-        """Write down how far the two agree, once the second has ended. Waits for nothing."""
+        """Write down how far the two agree, once the second has ended. Waits for nothing.
+
+        Of each no more than `MAX_WATCHED_CHARS` are looked at.
+        """
         comparing = asyncio.create_task(self._compare(shadow, text, run))
         self._comparing.add(comparing)
         comparing.add_done_callback(self._comparing.discard)
@@ -83,7 +87,8 @@ class Shadows:
     async def _run(self, request: EngineRequest, stops: Sequence[str]) -> str | None:
         detokenizer = self._tokenizer.start_detokenizer()
         choice = Choice(0, detokenizer, stops, request.sampling.stop_token_ids)
-        text = ""
+        chunks: list[str] = []
+        num_chars = 0
         try:
             async with (
                 asyncio.timeout(TIMEOUT_S),
@@ -92,9 +97,12 @@ class Shadows:
                 async for output in stream:
                     if output.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
                         return None
-                    text += choice.take(output).text
+                    chunk = choice.take(output).text
+                    if num_chars <= MAX_WATCHED_CHARS:
+                        chunks.append(chunk)
+                        num_chars += len(chunk)
                     if choice.is_finished:
-                        return text
+                        return "".join(chunks)
         except (TimeoutError, QueueUnavailableError):
             return None
         return None
@@ -106,6 +114,7 @@ class Shadows:
             found = None
         sample = ShadowSample(self._now().timestamp(), shadow.version_id, is_error=found is None)
         if found is not None:
+            text, found = text[:MAX_WATCHED_CHARS], found[:MAX_WATCHED_CHARS]
             sample = replace(
                 sample,
                 num_chars=len(text),

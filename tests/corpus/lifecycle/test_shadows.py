@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from app.context import AppContext
-from app.rollouts.shadows import ShadowSample
-from engine.messages import TRIAL_TENANT, EngineError, EngineRequest
+from app.rollouts.shadowing import MAX_WATCHED_CHARS
+from app.rollouts.shadows import ShadowModel, ShadowSample
+from engine.messages import TRIAL_TENANT, AdapterRef, EngineError, EngineRequest
 from tests.builders.operator import Operator, Tenant
 from tests.builders.stub_engine import StubEngine
 from tests.builders.waiting import eventually
@@ -124,6 +126,32 @@ async def test_a_broken_shadow_is_counted_and_harms_nobody(
     assert {each.status_code for each in answers} == {200}
     found = await results(operator, 3)
     assert (found["num"], found["errors"], found["agreement"]) == (3, 3, None)
+
+
+@pytest.mark.parametrize("place", [None, 10])
+async def test_long_answers_are_compared_as_far_as_both_are_watched(
+    context: AppContext, place: int | None
+) -> None:
+    """Two that differ beyond that count as the same, and (the control) others do not."""
+    text = "a" * (MAX_WATCHED_CHARS + 1)
+    found = "a" * (MAX_WATCHED_CHARS + 900)
+    if place is not None:
+        found = found[:place] + "b" + found[place + 1 :]
+    adapter = AdapterRef(tenant_id="ten_a", digest="sha256:" + "1" * 64, locator="")
+    shadow = ShadowModel(adapter, "ver_a", "adp_a", "prod", 100)
+
+    async def says() -> str:
+        return found
+
+    context.shadows.compare(shadow, text, asyncio.create_task(says()))
+
+    async def is_compared() -> bool:
+        return bool(await context.samples.read_shadows("adp_a", "prod"))
+
+    await eventually(is_compared)
+    (sample,) = await context.samples.read_shadows("adp_a", "prod")
+    assert sample.is_identical == (place is None)
+    assert sample.num_same == (MAX_WATCHED_CHARS if place is None else place)
 
 
 async def test_a_share_of_the_requests_is_shadowed(
