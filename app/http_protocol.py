@@ -1,10 +1,12 @@
-"""uvicorn's HTTP protocol, for clients that do not read: what waits for them is bounded, and they
-can be cut off.
+"""uvicorn's HTTP protocol, for clients that do not read, or hardly write.
 
-ASGI has no word for either: closing waits until what is buffered has been sent, which is never
-where the client has stopped to read; and the kernel by itself would take megabytes for it. Knows
-nothing of requests. Invariants: `cut` ends the connection at once, and drops what was not sent;
-whoever sends waits while more than `WRITE_BUFFER_BYTES` wait here and `UNSENT_BYTES` in the kernel.
+ASGI has no word for what happens below a request. Closing waits until what is buffered has been
+sent, which is never where the client has stopped to read; the kernel by itself would take megabytes
+for it; and closing while the client still sends makes the kernel reset the connection, by which the
+answer may be lost. Knows nothing of what requests say. Invariants: `cut` ends the connection at
+once, and drops what was not sent; whoever sends waits while more than `WRITE_BUFFER_BYTES` wait
+here and `UNSENT_BYTES` in the kernel; a head takes no longer than `HEAD_TIMEOUT_S` and little more
+than `MAX_HEAD_BYTES`; a client that is answered in the midst of its body can read the answer.
 """
 
 from __future__ import annotations
@@ -14,17 +16,34 @@ import socket
 from contextlib import suppress
 
 from starlette.types import Scope
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 WRITE_BUFFER_BYTES = 16 << 10
 UNSENT_BYTES = 8 << 10
 """Beyond what is on its way: a client that reads is not slowed down."""
+HEAD_TIMEOUT_S = 30.0
+"""For the request line and the headers, from the connection's start or a request's first byte."""
+MAX_HEAD_BYTES = 64 << 10
+LINGER_S = 5.0
+"""For so long, what still comes of a body that was not waited for is read and dropped."""
+_HEAD_TOO_LARGE = b"\r\n".join(
+    (
+        b"HTTP/1.1 431 Request Header Fields Too Large",
+        b"connection: close",
+        b"content-length: 0",
+        b"\r\n",
+    )
+)
 _EXTENSION = "tenfold.cut"
 _IP = (socket.AF_INET, socket.AF_INET6)
 
 
 class HttpProtocol(HttpToolsProtocol):
     """For `uvicorn.Config(http=...)`."""
+
+    _waiting_for_head: asyncio.TimerHandle | None = None
+    _lingering: asyncio.TimerHandle | None = None
+    _head_bytes = 0
 
     # uvicorn says Transport where asyncio's own protocol says BaseTransport.
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -34,10 +53,72 @@ class HttpProtocol(HttpToolsProtocol):
         if connection is not None and connection.family in _IP:
             with suppress(OSError):  # it may have been reset by now
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
+        self._wait_for_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._head_is_here()
+        if self._lingering is not None:
+            self._lingering.cancel()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._lingering is not None:
+            return
+        if self._waiting_for_head is None and (self.cycle is None or self.cycle.response_complete):
+            self._wait_for_head()
+        super().data_received(data)
+        if self._waiting_for_head is not None:
+            self._head_bytes += len(data)
+            if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+                self.transport.write(_HEAD_TOO_LARGE)
+                self.close_late()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self.scope["extensions"] = {_EXTENSION: {"abort": self.transport.abort}}
+
+    def on_headers_complete(self) -> None:
+        self._head_is_here()
+        super().on_headers_complete()
+        self.cycle.transport = _Answer(self, self.cycle)
+
+    def close_late(self) -> None:
+        """Close once the client has seen that there is nothing more to come, or `LINGER_S` on."""
+        if self._lingering is not None or not self.transport.can_write_eof():
+            self.transport.close()
+            return
+        self._lingering = self.loop.call_later(LINGER_S, self.transport.close)
+        self.transport.write_eof()
+
+    def _wait_for_head(self) -> None:
+        self._waiting_for_head = self.loop.call_later(HEAD_TIMEOUT_S, self.transport.close)
+
+    def _head_is_here(self) -> None:
+        self._head_bytes = 0
+        if self._waiting_for_head is not None:
+            self._waiting_for_head.cancel()
+            self._waiting_for_head = None
+
+
+class _Answer(asyncio.Transport):
+    """Where one request's answer is written to. Closes at once only what has been read whole."""
+
+    def __init__(self, protocol: HttpProtocol, cycle: RequestResponseCycle) -> None:
+        super().__init__()
+        self._protocol = protocol
+        self._cycle = cycle
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self._protocol.transport.write(data)
+
+    def is_closing(self) -> bool:
+        return self._protocol.transport.is_closing()
+
+    def close(self) -> None:
+        if self._cycle.more_body:
+            self._protocol.close_late()
+        else:
+            self._protocol.transport.close()
 
 
 def cut(scope: Scope) -> None:

@@ -87,6 +87,7 @@ def _server(api: FastAPI, host: str, port: int) -> uvicorn.Server:
         uvicorn.Config(
             api,
             http=HttpProtocol,
+            ws="none",
             host=host,
             port=port,
             lifespan="off",

@@ -21,7 +21,7 @@ async def serving(app: ASGIApp, *, send_buffer: int | None = None) -> AsyncItera
     send_buffer: bytes that the kernel keeps for a client that does not read.
     """
     config = uvicorn.Config(
-        app, http=HttpProtocol, lifespan="off", log_config=None, access_log=False
+        app, http=HttpProtocol, ws="none", lifespan="off", log_config=None, access_log=False
     )
     server = uvicorn.Server(config)
     with socket.create_server(("127.0.0.1", 0)) as listener:

@@ -90,7 +90,7 @@ async def test_an_upload_that_trickles_is_408_too(
     await operator.new_adapter("acme", "bot")
     path, kind = "/v1/adapters/bot/versions", "multipart/form-data; boundary=x"
     status, code, _ = await trickle(ports.tenants, path, acme.headers, kind)
-    assert (status, code) == (408, "body_timeout")
+    assert (status, code) == (408, "upload_too_slow")
 
 
 async def test_control_a_large_upload_over_a_slow_line_is_taken(
