@@ -345,10 +345,10 @@ class EngineCore:
                 if isinstance(outcome, EngineError):
                     self._fail([sequence], outcome)
                 elif update(sequence, outcome):
-                    output = _output(sequence)
-                    if sequence.request.wants_evidence:
+                    request, output = sequence.request, _output(sequence)
+                    if request.wants_evidence:
                         output = self._with_evidence(output, sequence)
-                    answers[sequence.request.api_id].append(output)
+                    answers[request.api_id].append(output)
             except Exception:  # the edge of a row
                 if sequence.is_finished:
                     raise  # the books are at fault, and they are everybody's

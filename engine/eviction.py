@@ -8,14 +8,16 @@ nothing leaves where even all of it would not be enough.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
+from math import inf
 
 from engine.messages import AdapterRef
 from engine.page_pool import PagePool
 from engine.prefix_cache import CacheTenant, PrefixCache
-from engine.residency import Residency, adapter_key
+from engine.residency import IdleAdapter, Residency, adapter_key
 
-MAX_AHEAD = 32
+MAX_AHEAD = 64
 LEAST_SHARE = 256
 """Blocks leave in batches of the first, or of a page in so many: choosing costs time."""
 
@@ -46,11 +48,8 @@ class Room:
         self, needed: int, tenant_id: str, *, keep: AdapterRef | None = None, force: bool = False
     ) -> int:
         """Pages that would have to become free before `make` can; below 1 where it can now."""
-        idle = sum(
-            each.num_pages for each in self._residency.idle() if not _is_same(each.ref, keep)
-        )
         cold = self._pool.num_cold if force else sum(self._cache.allowances(tenant_id).values())
-        return needed - self._pool.num_free - idle - cold
+        return needed - self._pool.num_free - _num_pages(self._idle(keep)) - cold
 
     def make(
         self, needed: int, tenant_id: str, *, keep: AdapterRef | None = None, force: bool = False
@@ -62,21 +61,19 @@ class Room:
         """
         if needed <= self._pool.num_free:
             return True
-        ahead = self._num_ahead
-        if self.can_make(needed, tenant_id, keep=keep):
-            allowances = self._cache.allowances(tenant_id)
-        elif force and self.can_make(needed, tenant_id, keep=keep, force=True):
+        ahead, idle = self._num_ahead, self._idle(keep)
+        allowances = self._cache.allowances(tenant_id)
+        lacking = needed - self._pool.num_free - _num_pages(idle)
+        if lacking > sum(allowances.values()):
+            if not force or lacking > self._pool.num_cold:
+                return False
             allowances, ahead = self._cache.num_cold_by_tenant(), 0
-        else:
-            return False
         candidates: list[tuple[float, int, CacheTenant | AdapterRef]] = [
             (self._cache.next_priority(tenant), order, tenant)
             for order, tenant in enumerate(allowances)
         ]
         candidates += [
-            (each.priority, len(allowances) + order, each.ref)
-            for order, each in enumerate(self._residency.idle())
-            if not _is_same(each.ref, keep)
+            (each.priority, len(allowances) + order, each.ref) for order, each in enumerate(idle)
         ]
         heapify(candidates)
         while candidates and not self._pool.can_allocate(needed + ahead):
@@ -86,13 +83,21 @@ class Room:
                     break
                 self._residency.evict(candidate)
                 continue
-            self._cache.evict(candidate)
-            allowances[candidate] -= 1
+            up_to = candidates[0][0] if candidates else inf
+            at_most = min(allowances[candidate], needed + ahead - self._pool.num_free)
+            allowances[candidate] -= self._cache.evict(candidate, up_to, at_most)
             if allowances[candidate] > 0:
                 heappush(candidates, (self._cache.next_priority(candidate), order, candidate))
         return True
 
+    def _idle(self, keep: AdapterRef | None) -> list[IdleAdapter]:
+        """All but `keep`, by key: of one adapter, requests may bring different certificates."""
+        idle = self._residency.idle()
+        if keep is None:
+            return idle
+        key = adapter_key(keep)
+        return [each for each in idle if adapter_key(each.ref) != key]
 
-def _is_same(ref: AdapterRef, keep: AdapterRef | None) -> bool:
-    """By key: of one adapter, requests may bring different certificates."""
-    return keep is not None and adapter_key(ref) == adapter_key(keep)
+
+def _num_pages(idle: Iterable[IdleAdapter]) -> int:
+    return sum(each.num_pages for each in idle)

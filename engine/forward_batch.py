@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from engine.row_failures import RowsFailedError
-from engine.sampler import Draw, draw_of
+from engine.sampler import GREEDY, Draw, draw_of
 from engine.sequence import Sequence as EngineSequence
 from kernels.interface import KernelBackend, LoraSegment, SequenceSpan
 from lora.batch import group_rows
@@ -74,15 +74,16 @@ def lay_out(step: Mapping[EngineSequence, int], block_size: int) -> StepLayout:
     failed: dict[EngineSequence, Exception] = {}
     layout = StepLayout([], [], [], [], [], [], [], [])
     input_ids, positions, slot_mapping = layout.input_ids, layout.positions, layout.slot_mapping
+    spans, draws = layout.spans, layout.draws
     owners = []
     for weights, group in _by_adapter(step, failed):
         first = len(input_ids)
         for sequence in group:
-            num_tokens, table = step[sequence], sequence.block_table
+            num_tokens, table, token_ids = step[sequence], sequence.block_table, sequence.token_ids
             start, begin = len(input_ids), sequence.num_computed_tokens
             end = begin + num_tokens
             try:
-                input_ids += sequence.token_ids[begin:end]
+                input_ids += token_ids[begin:end]
                 if num_tokens == 1:
                     positions.append(begin)
                     slot_mapping.append(
@@ -91,9 +92,9 @@ def lay_out(step: Mapping[EngineSequence, int], block_size: int) -> StepLayout:
                 else:
                     positions += range(begin, end)
                     slot_mapping += _slots(table, begin, end, block_size)
-                layout.spans.append(SequenceSpan(start, num_tokens, end, table))
-                if end == len(sequence.token_ids):
-                    layout.draws.append(draw_of(sequence))
+                spans.append(SequenceSpan(start, num_tokens, end, table))
+                if end == len(token_ids):
+                    draws.append(GREEDY if sequence.is_greedy else draw_of(sequence))
                     layout.logits_rows.append(start + num_tokens - 1)
                     layout.sampling.append(sequence)
             except Exception as error:  # the edge of a row; the core logs it
@@ -143,7 +144,10 @@ def _by_adapter(
     base: list[EngineSequence] = []
     groups: dict[int, list[EngineSequence]] = {id(None): base}
     for sequence in step:
-        groups.setdefault(id(sequence.weights), []).append(sequence)
+        group = groups.get(id(sequence.weights))
+        if group is None:
+            group = groups[id(sequence.weights)] = []
+        group.append(sequence)
     yield None, base
     for group in list(groups.values())[1:]:
         weights = group[0].weights

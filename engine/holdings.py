@@ -84,7 +84,7 @@ class Holdings:
         """Take pages for the next `num_tokens`, evicting what is cold where needed."""
         missing = self._num_missing(sequence, num_tokens)
         if missing > 0:
-            if not self._make_room(sequence, missing):
+            if missing > self._pool.num_free and not self._make_room(sequence, missing):
                 return False
             sequence.block_table += self._pool.allocate(missing, sequence.owner)
         return True

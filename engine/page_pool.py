@@ -73,10 +73,11 @@ class PagePool:
         """
         abandoned = []
         for page in pages:
-            holders = self._holders.get(page, set())
-            assert owner in holders, f"page {page} is {holders or None}'s, not {owner!r}'s"
-            holders.remove(owner)
-            if not holders:
+            holders = self._holders.get(page)
+            assert holders and owner in holders, f"page {page} is {holders}'s, not {owner!r}'s"
+            if len(holders) > 1:
+                holders.remove(owner)
+            else:
                 del self._holders[page]
                 abandoned.append(page)
         self._cold.update(abandoned)
@@ -84,9 +85,8 @@ class PagePool:
 
     def free_cold(self, pages: Sequence[int]) -> None:
         """Forget what cold pages hold."""
-        for page in pages:
-            assert page in self._cold, f"page {page} is not cold"
-            self._cold.remove(page)
+        assert self._cold.issuperset(pages), f"not all of {pages} are cold"
+        self._cold.difference_update(pages)
         if pages and self._on_free is not None:
             self._on_free(pages)
         self._free += pages

@@ -72,7 +72,9 @@ class PrefixCache:
         # The last block first: without those before it, it is of no use.
         for page in reversed(abandoned):
             if (block := self._by_page.get(page)) is not None:
-                self._cold.setdefault(block.tenant_id, OrderedDict())[page] = priority
+                if (cold := self._cold.get(block.tenant_id)) is None:
+                    cold = self._cold[block.tenant_id] = OrderedDict()
+                cold[page] = priority
 
     def announce(self, keys: Iterable[bytes], owner: Hashable) -> None:
         """`owner` is about to compute these blocks; those that are here or under way are not."""
@@ -105,16 +107,24 @@ class PrefixCache:
             if (block := self._by_page.pop(page, None)) is not None:
                 del self._blocks[block.key]
 
-    def evict(self, tenant_id: CacheTenant) -> None:
-        """Free the cold block of `tenant_id` that is next to leave."""
+    def evict(self, tenant_id: CacheTenant, up_to: float, at_most: int) -> int:
+        """Free the cold block of `tenant_id` that is next to leave, and those after it with no
+        higher priority than `up_to`, but no more than `at_most`; how many that were."""
         cold = self._cold[tenant_id]
-        page = next(iter(cold))
-        self._ageing.left(cold[page])
-        block = self._by_page[page]
-        self._warm(block)
-        self.forget([page])
-        self.num_evictions += 1
-        self._pool.free_cold([page])
+        pages: list[int] = []
+        for page, priority in cold.items():
+            if pages and (priority > up_to or len(pages) == at_most):
+                break
+            pages.append(page)
+            self._ageing.left(priority)
+        for page in pages:
+            del cold[page]
+        if not cold:
+            del self._cold[tenant_id]
+        self.forget(pages)
+        self.num_evictions += len(pages)
+        self._pool.free_cold(pages)
+        return len(pages)
 
     def num_cold_by_tenant(self) -> dict[CacheTenant, int]:
         return {tenant_id: len(pages) for tenant_id, pages in self._cold.items()}

@@ -54,9 +54,9 @@ def draw_of(sequence: EngineSequence) -> Draw:
 
     Raises where a parameter is none that a kernel can take: so no array of many rows can fail.
     """
-    params = sequence.request.sampling
-    if params.temperature == 0 and params.top_k == 0 and params.top_p == 1:
+    if sequence.is_greedy:
         return GREEDY
+    params = sequence.request.sampling
     temperature = float(params.temperature)
     uniform = draw_uniform(params.seed, sequence.num_tokens) if temperature > 0 else 0.0
     # Requests have no min_p.

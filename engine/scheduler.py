@@ -182,12 +182,13 @@ class Scheduler:
 
         The blocks that it filled can be shared from now on, where all is well.
         """
+        block_size = self._block_size
         for sequence, num_tokens in step.items():
             sequence.num_in_flight -= 1
             sequence.num_tokens_in_flight -= num_tokens
             if not is_well:
                 self._holdings.distrust(sequence)
-            elif sequence.num_computed_tokens // self._block_size > sequence.num_known_blocks:
+            elif sequence.num_computed_tokens // block_size > sequence.num_known_blocks:
                 self._publish(sequence)  # a block may be full that nobody was told of
         for sequence in [each for each in self._leaving if each.num_in_flight == 0]:
             self._leaving.remove(sequence)

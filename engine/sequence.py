@@ -25,6 +25,9 @@ class Sequence:
         self.adapter = request.adapter
         self.arrival = arrival
         self.block_keys = block_keys
+        params = request.sampling
+        self.stop_token_ids = params.stop_token_ids
+        self.is_greedy = params.temperature == 0 and params.top_k == 0 and params.top_p == 1
         self.token_ids = [*request.prompt_token_ids, *request.delivered_token_ids]
         self.num_prompt_tokens = len(request.prompt_token_ids)
         self.num_computed_tokens = 0
@@ -99,7 +102,7 @@ class Sequence:
         position = len(self.token_ids) - self.num_placeholders
         self.token_ids[position] = token_id
         self.num_placeholders -= 1
-        if token_id in self.request.sampling.stop_token_ids:
+        if token_id in self.stop_token_ids:
             self.finish_reason = FinishReason.STOP
         elif position + 1 >= self.max_num_tokens:
             self.finish_reason = FinishReason.LENGTH
