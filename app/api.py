@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from functools import partial
 from typing import Any, TypeVar
 
 from fastapi import APIRouter, Depends, FastAPI, Response
@@ -22,6 +23,7 @@ from app.audit import endpoints as audit
 from app.auth import public
 from app.batches import endpoints as batches
 from app.body_timeout import BodyTimeout
+from app.completions.turnstile import count_turned_away
 from app.context import AppContext
 from app.draining import Drain
 from app.error_handlers import install_error_handlers
@@ -100,7 +102,11 @@ def _new_app(context: AppContext, drain: Drain) -> FastAPI:
     api.include_router(health.router)
     api.add_middleware(BodyTimeout, timeout_s=context.settings.body_timeout_s)
     api.add_middleware(BodyLimit, max_bytes=context.settings.max_body_bytes)
-    api.add_middleware(FrontDoor, max_lag_s=context.settings.max_loop_lag_s)
+    api.add_middleware(
+        FrontDoor,
+        max_lag_s=context.settings.max_loop_lag_s,
+        on_refused=partial(count_turned_away, context.turnstile, context.answers),
+    )
     api.add_middleware(RequestEdge, metrics=context.metrics, drain=drain, tracer=context.tracer)
     return api
 

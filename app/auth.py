@@ -207,6 +207,7 @@ async def _require_scope(request: Request, context: AppContext, scope: Scope) ->
     if scope not in principal.scopes:
         raise PermissionDeniedError(f"This API key lacks the scope '{scope}'.")
     request.state.actor = principal.key_id
+    request.state.tenant_id = principal.tenant_id
     return principal
 
 

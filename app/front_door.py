@@ -55,10 +55,17 @@ class LoopLag:
 
 
 class FrontDoor:
-    """`max_lag_s`: how late the event loop may be."""
+    """`max_lag_s`: how late the event loop may be. `on_refused` is told of whom it turns away."""
 
-    def __init__(self, app: ASGIApp, max_lag_s: float, lag: LoopLag | None = None) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        max_lag_s: float,
+        lag: LoopLag | None = None,
+        on_refused: Callable[[Scope, UnavailableError], None] = lambda scope, error: None,
+    ) -> None:
         self.app = app
+        self._on_refused = on_refused
         self._max_lag_s = max_lag_s
         self._lag = lag or LoopLag()
         self._open: Counter[bytes] = Counter()
@@ -68,7 +75,7 @@ class FrontDoor:
         if scope["type"] != "http" or scope["method"] != "POST":
             await self.app(scope, receive, send)
             return
-        caller = _shown_key(scope)
+        caller = shown_key(scope)
         if self._lag.seconds > self._max_lag_s and self._has_its_part(caller):
             log.info("request_turned_away", lag_ms=int(1000 * self._lag.seconds))
             error = UnavailableError(
@@ -76,6 +83,7 @@ class FrontDoor:
                 code="overloaded",
                 retry_after_s=RETRY_AFTER_S,
             )
+            self._on_refused(scope, error)
             await error_response(error)(scope, receive, send)
             return
         self._enter(caller)
@@ -99,5 +107,6 @@ class FrontDoor:
             del self._open[caller]
 
 
-def _shown_key(scope: Scope) -> bytes:
-    return next((value for name, value in scope["headers"] if name in _KEY_HEADERS), b"")
+def shown_key(scope: Scope) -> bytes:
+    """What the caller of an HTTP request shows as its key; it may be none."""
+    return b" ".join(value for name, value in scope["headers"] if name in _KEY_HEADERS)

@@ -99,6 +99,7 @@ async def _respond(
     started_at: float,
 ) -> Response:
     headers = partial(response_headers, answer, started_at)
+    request.state.is_watched = True  # from here on its metrics are those of its answer
     generated = generate(context, answer, Patience())
     if answer.model.is_observed:
         generated = observed(context, answer, body.stop, generated)

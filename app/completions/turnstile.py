@@ -6,7 +6,8 @@ that can be served a process would do little else, and serve less than it could.
 read or anybody is asked. Knows nothing of queues. Invariants: nobody is refused here who was not
 refused there so lately that the queue is still as full; a key that asked for the tier `flex` within
 `PATIENT_S`, which may wait longer than others, is not refused here; what a key was told is
-forgotten within seconds of its last request.
+forgotten within seconds of its last request; every refusal is counted once, here or where its
+answer is watched.
 """
 
 from __future__ import annotations
@@ -18,16 +19,20 @@ from typing import Any, cast
 
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
+from starlette.types import Scope
 
 from app.error_handlers import error_response
-from app.errors import UnavailableError
+from app.errors import ApiError, UnavailableError
+from app.front_door import shown_key
+from app.metrics.answers import REJECTIONS, AnswerMetrics
 
 REMEMBERED_S = 0.25
 QUEUE_SHARE = 8  # seven eighths of a full queue are left after that time
 KNOWN_S = 5.0
 PATIENT_S = 3600.0
 MAX_KEYS = 10_000
-_KEY_HEADERS = (b"authorization", b"x-api-key")
+INFERENCE_SUFFIX = "/completions"
+"""Of the paths of all routes that have a turnstile."""
 
 
 @dataclass(slots=True)
@@ -40,32 +45,42 @@ class _Known:
     patient_until: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class _Holder:
+    """Whose a key is that was shown, and until when that counts."""
+
+    key_id: str
+    tenant_id: str
+    known_until: float
+
+
 class Turnstile:
     """One per API process."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._keys: dict[str, _Known] = {}
-        self._ids: dict[int, tuple[str, float]] = {}
-        """Ids of verified keys by the hash of how they are shown, and until when."""
+        self._holders: dict[int, _Holder] = {}
+        """Of verified keys, by the hash of how they are shown."""
 
     def recall(self, shown: bytes) -> UnavailableError | None:
         """What whoever shows this key is told, if it was told the same just now."""
-        now = self._clock()
-        key_id, known_until = self._ids.get(hash(shown), ("", 0.0))
-        if known_until <= now:
-            return None
-        known = self._keys.get(key_id)
+        holder, now = self._holder(shown), self._clock()
+        known = None if holder is None else self._keys.get(holder.key_id)
         if known is None or known.refused_until <= now or known.patient_until > now:
             return None
         return known.refusal
 
-    def learn(self, shown: bytes, key_id: str) -> None:
+    def tenant_of(self, shown: bytes) -> str | None:
+        """The id of the tenant whose key this is, if it was verified just now."""
+        holder = self._holder(shown)
+        return None if holder is None else holder.tenant_id
+
+    def learn(self, shown: bytes, key_id: str, tenant_id: str) -> None:
         """This key was verified."""
-        now = self._clock()
-        if len(self._ids) >= MAX_KEYS:
-            self._ids.clear()
-        self._ids[hash(shown)] = (key_id, now + KNOWN_S)
+        if len(self._holders) >= MAX_KEYS:
+            self._holders.clear()
+        self._holders[hash(shown)] = _Holder(key_id, tenant_id, self._clock() + KNOWN_S)
 
     def remember(self, key_id: str, refusal: UnavailableError, max_queue_wait_s: float) -> None:
         """The key was refused, though it would have waited as long as anybody but flex may."""
@@ -77,6 +92,10 @@ class Turnstile:
         """The key asks for flex: what others are told is not meant for it."""
         known = self._known(key_id)
         known.patient_until = known.known_until = self._clock() + PATIENT_S
+
+    def _holder(self, shown: bytes) -> _Holder | None:
+        holder = self._holders.get(hash(shown))
+        return None if holder is None or holder.known_until <= self._clock() else holder
 
     def _known(self, key_id: str) -> _Known:
         now = self._clock()
@@ -90,27 +109,40 @@ class Turnstile:
 
 
 class TurnstileRoute(APIRoute):
-    """A route whose callers pass the turnstile of their process before anything else."""
+    """A route whose callers pass the turnstile of their process before anything else.
+
+    Its endpoint sets `request.state.is_watched` when its answer counts itself from then on.
+    """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
 
         async def pass_through(request: Request) -> Response:
-            turnstile = cast(Turnstile, request.app.state.ctx.turnstile)
-            shown = _shown_key(request)
+            context, state = request.app.state.ctx, request.state
+            turnstile = cast(Turnstile, context.turnstile)
+            answers = cast(AnswerMetrics, context.answers)
+            shown = shown_key(request.scope)
             refusal = turnstile.recall(shown)
             if refusal is not None:
+                answers.turned_away(turnstile.tenant_of(shown), refusal.code)
                 return error_response(refusal)
             try:
                 return await handle(request)
+            except ApiError as error:
+                if error.status in REJECTIONS and not getattr(state, "is_watched", False):
+                    answers.turned_away(getattr(state, "tenant_id", None), error.code)
+                raise
             finally:
-                key_id = getattr(request.state, "actor", None)
+                key_id = getattr(state, "actor", None)
                 if key_id is not None:
-                    turnstile.learn(shown, key_id)
+                    turnstile.learn(shown, key_id, state.tenant_id)
 
         return pass_through
 
 
-def _shown_key(request: Request) -> bytes:
-    headers = request.scope["headers"]
-    return b" ".join(value for name, value in headers if name in _KEY_HEADERS)
+def count_turned_away(
+    turnstile: Turnstile, answers: AnswerMetrics, scope: Scope, error: ApiError
+) -> None:
+    """Count what came as far as no route (`app.front_door`), if it asked for an answer."""
+    if scope["path"].endswith(INFERENCE_SUFFIX):
+        answers.turned_away(turnstile.tenant_of(shown_key(scope)), error.code)

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from app.errors import ApiError
-from app.metrics.top import TopLabels
+from app.metrics.top import OTHER, TopLabels
 from engine.exposition import LATENCY_S, TOKEN_S
 from engine.messages import FinishReason, TokenOutput
 
@@ -101,6 +101,12 @@ class AnswerMetrics:
                 self.latency.labels(self.label(tenant_id)).observe(watch.elapsed_s)
         finally:
             self._count(tenant_id, watch)
+
+    def turned_away(self, tenant_id: str | None, code: str) -> None:
+        """It was refused before there was an answer to watch; None: nobody knows whose it is."""
+        tenant = OTHER if tenant_id is None else self._top.label(tenant_id)
+        self.received.labels(tenant).inc()
+        self.rejected.labels(tenant, code).inc()
 
     def label(self, tenant_id: str) -> str:
         return self._top.name_of(tenant_id)

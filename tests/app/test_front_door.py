@@ -9,8 +9,10 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 from fastapi import FastAPI
+from starlette.types import Scope
 
-from app.front_door import FrontDoor, LoopLag
+from app.errors import UnavailableError
+from app.front_door import FrontDoor, LoopLag, shown_key
 from tests.builders.waiting import until
 
 MAX_LAG_S = 20.0
@@ -28,9 +30,12 @@ class House:
         self.lag = LoopLag()
         self.may_leave = asyncio.Event()
         self.num_inside = 0
+        self.turned_away: list[tuple[bytes, str]] = []
         self.app.post("/wait")(self._wait)
         self.app.get("/look")(self._look)
-        self.app.add_middleware(FrontDoor, max_lag_s=MAX_LAG_S, lag=self.lag)
+        self.app.add_middleware(
+            FrontDoor, max_lag_s=MAX_LAG_S, lag=self.lag, on_refused=self._note
+        )
 
     async def _wait(self) -> None:
         self.num_inside += 1
@@ -38,6 +43,9 @@ class House:
 
     async def _look(self) -> None:
         return
+
+    def _note(self, scope: Scope, error: UnavailableError) -> None:
+        self.turned_away.append((shown_key(scope), error.code))
 
 
 @pytest.fixture
@@ -68,6 +76,7 @@ async def test_who_has_a_crowd_inside_is_turned_away_and_who_has_not_is_let_in(
     assert [response.status_code for response in await asyncio.gather(*inside)] == [200] * 4
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "overloaded")
     assert refused.headers["retry-after"] == "2"
+    assert house.turned_away == [(b"Bearer crowd", "overloaded")]
     assert seen.status_code == 200
 
 
@@ -79,6 +88,7 @@ async def test_in_time_everybody_is_let_in(house: House, client: httpx.AsyncClie
     inside.append(asyncio.create_task(client.post("/wait", headers=CROWD)))
     house.may_leave.set()
     assert {response.status_code for response in await asyncio.gather(*inside)} == {200}
+    assert house.turned_away == []
 
 
 async def test_an_empty_house_is_never_too_full(house: House, client: httpx.AsyncClient) -> None:

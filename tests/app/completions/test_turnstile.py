@@ -39,8 +39,8 @@ def seconds() -> Seconds:
 def turnstile(seconds: Seconds) -> Turnstile:
     """It knows two keys, and one of them was refused."""
     turnstile = Turnstile(seconds)
-    turnstile.learn(b"Bearer crowd", "key_crowd")
-    turnstile.learn(b"Bearer quiet", "key_quiet")
+    turnstile.learn(b"Bearer crowd", "key_crowd", "ten_crowd")
+    turnstile.learn(b"Bearer quiet", "key_quiet", "ten_quiet")
     turnstile.remember("key_crowd", UnavailableError(code="overloaded"), MAX_WAIT_S)
     return turnstile
 
@@ -74,6 +74,7 @@ def test_a_key_that_was_not_verified_lately_is_unknown(
     seconds.now += 1.01 * KNOWN_S
     turnstile.remember("key_crowd", UnavailableError(), MAX_WAIT_S)
     assert turnstile.recall(b"Bearer crowd") is None
+    assert turnstile.tenant_of(b"Bearer crowd") is None
 
 
 async def test_a_refusal_is_repeated_before_the_body_is_read(
@@ -94,3 +95,9 @@ async def test_a_refusal_is_repeated_before_the_body_is_read(
     assert (again.status_code, again.json()) == (503, refused.json())
     assert again.headers["retry-after"] == refused.headers["retry-after"]
     assert other.status_code == later.status_code == 400
+    counted = {"tenant": acme.id, "reason": "overloaded"}
+    registry = context.metrics.registry
+    assert registry.get_sample_value("tenfold_requests_rejected_total", counted) == 2
+    assert registry.get_sample_value("tenfold_requests_received_total", {"tenant": acme.id}) == 2
+    not_refused = {"tenant": globex.id}
+    assert registry.get_sample_value("tenfold_requests_received_total", not_refused) is None
