@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import secrets
-import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -21,10 +19,11 @@ from app.launcher.valkey import ValkeyServer
 from app.settings import Settings
 from lora.base_spec import BaseSpec
 from tests.builders.adapter_files import adapter_files
+from tests.builders.envelope_keys import ENVELOPE_KEYS
 from tests.builders.operator import ADMIN_KEY
 from tests.builders.running_engine import RunningEngine
 from tests.builders.waiting import wait_until
-from tests.chart.rendering import CHECKOUT
+from tests.chart.scripts import script
 from tests.chart.site import Site, site
 from tests.faults.real_base import write_real_base
 from tests.fixtures.servers import TestDatabase
@@ -33,6 +32,7 @@ pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("restore")]
 
 DAY_S = 86400
 BODY = {"model": "bot", "prompt": "abcdefgh", "max_tokens": 12, "temperature": 0}
+CONTENT = b'{"messages": [{"role": "user", "content": "hello"}]}\n'
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,8 @@ class Original:
     settings: Settings
     headers: Mapping[str, str]
     answer: str
+    file: str
+    """The id of a tenant's file, whose content is `CONTENT`."""
     heads: dict[str, str]
     """Of the audit log, kept elsewhere: SEQ:MAC by chain."""
     ledger: dict[str, int]
@@ -56,24 +58,28 @@ def command(running: Site, *arguments: str) -> tuple[int, str]:
     return done.exit_code, done.output
 
 
-def script(name: str, folder: Path, server: PostgresServer, url: str, store: Path) -> None:
-    variables = {
-        "PATH": f"{server.home.bin_dir}:{os.environ['PATH']}",
-        "TENFOLD_OWNER_DATABASE_URL": url,
-        "TENFOLD_ADAPTER_STORE": str(store),
-    }
-    done = subprocess.run(
-        [CHECKOUT / "deploy" / name, folder],
-        env=os.environ | variables,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+def with_files(store: Path) -> dict[str, str]:
+    """What the chart tells processes: files lie in a folder of the adapters' store."""
+    return {"TENFOLD_FILE_STORE": str(store / ".files"), "TENFOLD_ENVELOPE_KEYS": ENVELOPE_KEYS}
 
 
 def ask(running: Site, headers: Mapping[str, str]) -> httpx.Response:
     return httpx.post(f"{running.url}/v1/completions", json=BODY, headers=headers, timeout=60)
+
+
+def push_file(running: Site, headers: Mapping[str, str]) -> str:
+    made = httpx.post(
+        f"{running.url}/v1/files",
+        data={"purpose": "user_data"},
+        files={"file": ("lines.jsonl", CONTENT)},
+        headers=headers,
+        timeout=60,
+    )
+    return str(made.raise_for_status().json()["id"])
+
+
+def content_of(running: Site, headers: Mapping[str, str], file: str) -> httpx.Response:
+    return httpx.get(f"{running.url}/v1/files/{file}/content", headers=headers, timeout=60)
 
 
 def push_adapter(running: Site, base: BaseSpec) -> None:
@@ -116,19 +122,30 @@ def original(
     own = settings.model_copy(update={"model": model, "adapter_store": str(store)})
     with (
         RunningEngine(folder, own.redis_url, model=model),
-        site(own, folder / "site", step_ms=None, worker_url=database.worker_url) as running,
+        site(
+            own, folder / "site", with_files(store), step_ms=None, worker_url=database.worker_url
+        ) as running,
     ):
         headers = running.new_key()
         push_adapter(running, BaseSpec.from_folder(model))
+        file = push_file(running, headers)
         answer = ask(running, headers)
         assert answer.status_code == 200, answer.text
         ledger = reconciled(running)["totals"]["ledger"]
         with running.admin() as client:
             chains = client.get("/audit").raise_for_status().json()["data"]
-        script("back-up.sh", tmp_path / "backup", postgres, database.owner_url, store)
+        backed_up = script(
+            "back-up.sh",
+            tmp_path / "backup",
+            postgres,
+            database.owner_url,
+            store,
+            store / ".files",
+        )
+        assert backed_up.returncode == 0, backed_up.stderr
     heads = {each["tenant_id"]: f"{each['seq']}:{each['mac']}" for each in chains}
     text = answer.json()["choices"][0]["text"]
-    yield Original(tmp_path / "backup", own, headers, text, heads, ledger)
+    yield Original(tmp_path / "backup", own, headers, text, file, heads, ledger)
 
 
 def test_a_backup_is_whole_on_servers_that_never_saw_it(original: Original, tmp_path: Path) -> None:
@@ -137,7 +154,10 @@ def test_a_backup_is_whole_on_servers_that_never_saw_it(original: Original, tmp_
     store = folder / "store"
     valkey = ValkeyServer(folder / "valkey", password=secrets.token_hex(8), durable=False)
     with PostgresServer(folder / "postgres", durable=False) as server, valkey:
-        script("restore.sh", original.backup, server, server.admin_url, store)
+        restored = script(
+            "restore.sh", original.backup, server, server.admin_url, store, store / ".files"
+        )
+        assert restored.returncode == 0, restored.stderr
         own = original.settings.model_copy(
             update={
                 "database_url": server.app_url(),
@@ -148,7 +168,13 @@ def test_a_backup_is_whole_on_servers_that_never_saw_it(original: Original, tmp_
         )
         with (
             RunningEngine(folder, own.redis_url, model=own.model),
-            site(own, folder / "site", step_ms=None, worker_url=server.worker_url()) as running,
+            site(
+                own,
+                folder / "site",
+                with_files(store),
+                step_ms=None,
+                worker_url=server.worker_url(),
+            ) as running,
         ):
             assert reconciled(running)["totals"]["ledger"] == original.ledger
             assert command(running, "usage", "reconcile")[0] == 0
@@ -164,6 +190,7 @@ def test_a_backup_is_whole_on_servers_that_never_saw_it(original: Original, tmp_
 
             answer = ask(running, original.headers)
             assert answer.json()["choices"][0]["text"] == original.answer
+            assert content_of(running, original.headers, original.file).content == CONTENT
             assert command(running, "audit", "verify")[0] == 0
             for chain, kept in original.heads.items():
                 code, output = command(running, "audit", "verify", chain, "--kept", kept)
