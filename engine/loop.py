@@ -353,7 +353,7 @@ class EngineLoop:
         """Ends only when everything is out, or the transport was closed."""
         while (item := self._outbox.get()) is not None:
             if isinstance(item, Ended):
-                self._observers.ended(item.abort.request_id, item.reason)
+                self._observers.ended(item.abort.request_id, item.abort.epoch, item.reason)
                 is_out = self._transport.publish_end(item.abort, item.reason)
             else:
                 for batch in item.values():

@@ -34,8 +34,8 @@ class LoopObserver(Protocol):
     def published(self, outputs: Sequence[TokenOutput]) -> None:
         """These outputs are on their way to the API; on the publisher's thread."""
 
-    def ended(self, request_id: str, reason: str) -> None:
-        """A request was aborted here; on the publisher's thread."""
+    def ended(self, request_id: str, epoch: int, reason: str) -> None:
+        """A lease was ended here, by an abort; on the publisher's thread."""
 
 
 class Observers:
@@ -56,9 +56,9 @@ class Observers:
         for observer in self._observers:
             observer.published(outputs)
 
-    def ended(self, request_id: str, reason: str) -> None:
+    def ended(self, request_id: str, epoch: int, reason: str) -> None:
         for observer in self._observers:
-            observer.ended(request_id, reason)
+            observer.ended(request_id, epoch, reason)
 
 
 class Histogram:
@@ -106,7 +106,7 @@ class EngineMeters:
             if output.finish_reason is not None:
                 self._finish(output, output.finish_reason)
 
-    def ended(self, request_id: str, reason: str) -> None:
+    def ended(self, request_id: str, epoch: int, reason: str) -> None:
         self.num_finished[reason] += 1
 
     def _finish(self, output: TokenOutput, reason: FinishReason) -> None:

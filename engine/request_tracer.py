@@ -7,12 +7,14 @@
 
 A `LoopObserver`: it is told on the control and publisher threads and makes spans there, from times
 that it noted, so that the step loop does nothing for a trace. Knows nothing of prompts or text.
-Invariant: what it keeps of a request is gone when that ends; a request without a `traceparent`
-costs a look-up.
+Invariants: what it keeps of a request is gone when that ends; a request without a `traceparent`
+costs a look-up; a lease that was lost and given to this engine once more is spans of its own, and
+nothing that is said of the old one ends the new one.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,6 +29,8 @@ from engine.tracing import context_of
 Attributes = dict[str, AttributeValue]
 
 _FAILED = (FinishReason.ERROR.value, FinishReason.ABORT.value)
+LEASE_LOST = "lease_lost"
+"""How a lease ends here whose request was given to this engine anew."""
 
 
 @dataclass(slots=True)
@@ -52,6 +56,7 @@ class RequestTracer:
         self._engine_id = engine_id
         self._model = model
         self._clock = clock
+        self._lock = threading.Lock()
         self._traced: dict[str, _Traced] = {}
 
     @property
@@ -63,7 +68,11 @@ class RequestTracer:
         if (context := context_of(request.traceparent)) is None:
             return
         now = self._clock()
-        self._traced[request.request_id] = _Traced(request, context, now)
+        with self._lock:
+            former = self._traced.get(request.request_id)
+            self._traced[request.request_id] = _Traced(request, context, now)
+        if former is not None:
+            self._make_spans(former, LEASE_LOST, {})
         waited = self._tracer.start_span(
             "queue.wait",
             context,
@@ -84,9 +93,17 @@ class RequestTracer:
             if traced is not None and traced.request.epoch == output.epoch:
                 self._take(traced, output)
 
-    def ended(self, request_id: str, reason: str) -> None:
-        if (traced := self._traced.pop(request_id, None)) is not None:
+    def ended(self, request_id: str, epoch: int, reason: str) -> None:
+        if (traced := self._release(request_id, epoch)) is not None:
             self._make_spans(traced, reason, {})
+
+    def _release(self, request_id: str, epoch: int) -> _Traced | None:
+        """What was kept of it, if this is the lease that it is here under."""
+        with self._lock:
+            traced = self._traced.get(request_id)
+            if traced is None or traced.request.epoch != epoch:
+                return None
+            return self._traced.pop(request_id)
 
     def _take(self, traced: _Traced, output: TokenOutput) -> None:
         traced.num_steps += 1
@@ -94,7 +111,8 @@ class RequestTracer:
             traced.first_token_ns = self._clock()
         if output.finish_reason is None:
             return
-        self._traced.pop(output.request_id, None)
+        if self._release(output.request_id, output.epoch) is None:
+            return  # its lease was found lost meanwhile
         reason = output.finish_reason.value if output.error is None else output.error.code
         counts: Attributes = {
             "gen_ai.usage.input_tokens": output.num_prompt_tokens,

@@ -109,6 +109,6 @@ def test_ends_are_counted_by_reason_and_what_moved_on_is_not_billed_here() -> No
     end(FinishReason.STOP)
     end(FinishReason.HAND_OVER)
     end(FinishReason.ERROR, EngineError(code="adapter_missing", message=""))
-    meters.ended("r", "abort")
+    meters.ended("r", 0, "abort")
     assert meters.num_finished == {"stop": 1, "hand_over": 1, "adapter_missing": 1, "abort": 1}
     assert meters.num_prompt_tokens == 16

@@ -98,7 +98,7 @@ def test_a_failure_and_an_abort_are_errors_and_nothing_is_kept() -> None:
     assert traced.spans["engine.generate"].status.status_code is StatusCode.ERROR
     assert traced.spans["engine.generate"].status.description == "adapter_missing"
     assert "engine.decode" not in traced.spans
-    traced.tracer.ended(gone.request_id, "abort")
+    traced.tracer.ended(gone.request_id, gone.epoch, "abort")
     assert traced.tracer.num_open == 0
 
 
@@ -110,3 +110,24 @@ def test_an_untraced_request_and_a_lost_lease_make_no_span() -> None:
     traced.tracer.leased(lost)
     traced.tracer.published([output(lost, 1, FinishReason.STOP, epoch=1)])
     assert set(traced.spans) == {"queue.wait"}
+
+
+def test_what_is_said_of_a_lost_lease_does_not_end_the_one_after_it() -> None:
+    """The old lease's end may be published when the request is back here under the next epoch."""
+    traced, asked = Traced(), request()
+    again = msgspec.structs.replace(asked, epoch=3)
+    traced.tracer.leased(asked)
+    traced.tracer.published([output(asked, 1)])
+    traced.tracer.leased(again)
+    lost = traced.spans["engine.generate"]
+    assert lost.attributes["tenfold.epoch"] == 2
+    assert lost.attributes["gen_ai.response.finish_reasons"] == ("lease_lost",)
+    traced.clock.now += 50 * MS
+    traced.tracer.ended(asked.request_id, 2, "abort")
+    traced.tracer.published([output(asked, 1, FinishReason.HAND_OVER)])
+    assert traced.tracer.num_open == 1 and traced.spans["engine.generate"] is lost
+    traced.tracer.published([output(asked, 3, FinishReason.STOP, epoch=3)])
+    whole = traced.spans["engine.generate"]
+    assert whole.attributes["tenfold.epoch"] == 3 and whole.end_time - whole.start_time == 50 * MS
+    assert whole.attributes["gen_ai.response.finish_reasons"] == ("stop",)
+    assert traced.tracer.num_open == 0
