@@ -29,6 +29,8 @@ class WorkerSettings(BaseSettings):
     of CloudEvents, `usage_export_token` goes with them as a bearer token.
     `max_override_bytes` is what an adapter's whole modules and trained tokens may hold together,
     where its tenant's plan does not say.
+    `known_bases` names other base models, with commas between: an adapter that says that it was
+    trained on one of them is refused.
     `file_store` is the folder of tenants' files and batches, `envelope_keys` what they are sealed
     with (as `queue_secret`, several may be given; of at least 32 characters each): without both
     there are neither. A file is kept for `file_retention_days` at most. A worker runs `max_batches`
@@ -70,6 +72,7 @@ class WorkerSettings(BaseSettings):
     max_batches: int = Field(default=8, ge=1)
     batch_concurrency: int = Field(default=16, ge=1)
     max_override_bytes: int | None = Field(default=None, ge=0)
+    known_bases: str = ""
     health_host: str = "127.0.0.1"
     health_port: int | None = Field(default=None, ge=1, le=65535)
 
@@ -77,6 +80,11 @@ class WorkerSettings(BaseSettings):
     def adapter_copies(self) -> Path:
         """Where copies of what lies in a bucket are kept."""
         return self.adapter_cache or self.data_dir / "adapter-cache"
+
+    @property
+    def other_bases(self) -> frozenset[str]:
+        """Of `known_bases`."""
+        return frozenset(each.strip() for each in self.known_bases.split(",")) - {""}
 
     @property
     def key_peppers(self) -> tuple[str, ...]:

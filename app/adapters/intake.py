@@ -23,6 +23,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.requests import Request
 
 from app.adapters.jobs_repository import add_job
+from app.adapters.known_bases import known_bases
 from app.adapters.override_limit import override_limit
 from app.adapters.receive import receive_files
 from app.adapters.repository import AdapterRepository
@@ -120,7 +121,10 @@ async def accept_folder(
         await tenant_scope(session, tenant_id)
         adapter = await find_adapter(session, tenant_id, adapter_reference)
         limits = await _limits_of(context, session, tenant_id)
-    checked = await check_folder(context.validator, folder, files, context.base, limits)
+        others = await known_bases(session, tenant_id, context.settings.other_bases)
+    checked = await check_folder(
+        context.validator, folder, files, context.base, limits, known_bases=others
+    )
     async with context.validator.turn, context.database.session() as session:
         await tenant_scope(session, tenant_id)
         version, action = await _accept(
@@ -140,11 +144,18 @@ async def dry_run(context: AppContext, tenant_id: str, reference: str, request: 
         await tenant_scope(session, tenant_id)
         await find_adapter(session, tenant_id, reference)
         limits = await _limits_of(context, session, tenant_id)
+        others = await known_bases(session, tenant_id, context.settings.other_bases)
     with staging(context.settings.data_dir) as folder:
         with storage_errors():
             files = await receive_files(request, folder, context.settings.max_upload_bytes)
         return await check_folder(
-            context.validator, folder, files, context.base, limits, reads_values=True
+            context.validator,
+            folder,
+            files,
+            context.base,
+            limits,
+            known_bases=others,
+            reads_values=True,
         )
 
 

@@ -79,6 +79,11 @@ class AdapterRepository:
             aliases[adapter_id][alias] = number
         return aliases
 
+    async def base_model_ids(self) -> frozenset[str]:
+        """Of all the tenant's adapters."""
+        query = select(Adapter.base_model_id).where(Adapter.tenant_id == self._tenant_id)
+        return frozenset(await self._session.scalars(query.distinct()))
+
     async def locators_of(self, adapter_id: str | None = None) -> list[str]:
         """Where the bytes of one adapter's versions are, or of all the tenant's."""
         query = select(AdapterVersion.locator).where(AdapterVersion.tenant_id == self._tenant_id)

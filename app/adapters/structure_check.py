@@ -7,7 +7,7 @@ nobody else; a refusal lists all that was found.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,10 +43,12 @@ async def check_folder(
     base: BaseSpec,
     limits: ManifestLimits,
     *,
+    known_bases: Collection[str] = (),
     reads_values: bool = False,
 ) -> Checked:
     """Every structural check, and every number where that is asked for.
 
+    known_bases: names of other bases, of which the adapter must not be.
     Raises the refusal with all findings, and UnavailableError (`validator_failed`) where the child
     failed for our own reasons.
     """
@@ -54,7 +56,10 @@ async def check_folder(
     answer = _missing_files(files)
     if answer is None:
         try:
-            answer = await _ask(validator, folder, base, limits, reads_values)
+            if reads_values:
+                answer = await validator.check_values(folder, base, limits, None, known_bases)
+            else:
+                answer = await validator.check_structure(folder, base, limits, known_bases)
         except ValidatorError as error:
             raise UnavailableError(
                 "The adapter could not be checked. Please try again.",
@@ -65,14 +70,6 @@ async def check_folder(
     if answer.summary is None or not answer.is_accepted:
         raise refusal(answer.findings, digest, duration_ms=duration_ms)
     return Checked(digest, answer.summary, answer.findings, duration_ms)
-
-
-async def _ask(
-    validator: Validator, folder: Path, base: BaseSpec, limits: ManifestLimits, reads_values: bool
-) -> Answer:
-    if reads_values:
-        return await validator.check_values(folder, base, limits, model=None)
-    return await validator.check_structure(folder, base, limits)
 
 
 def _missing_files(files: Mapping[str, FileDigest]) -> Answer | None:

@@ -23,6 +23,7 @@ DEADLINE_PER_CPU_S = 4  # wall time for each second of processor time: the machi
 class Task(msgspec.Struct, frozen=True, kw_only=True):
     """Check the adapter whose two files lie in `folder`.
 
+    known_bases: names of other bases, of which it must not be.
     reads_values: every number too. model: the base's folder, where its weights are at hand: copies
     of them are compared.
     memory_bytes: address space beyond what the child has at its start, and beyond what it maps.
@@ -31,6 +32,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     folder: str
     base: BaseSpec
     limits: ManifestLimits
+    known_bases: frozenset[str] = frozenset()
     reads_values: bool = False
     model: str | None = None
     cpu_s: int = 20

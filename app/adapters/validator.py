@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 import weakref
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
@@ -78,13 +79,33 @@ class Validator:
         loop = asyncio.get_running_loop()
         return self._turns.setdefault(loop, asyncio.Semaphore(self._max_children))
 
-    async def check_structure(self, folder: Path, base: BaseSpec, limits: ManifestLimits) -> Answer:
-        """What the configuration and the header of the two files in `folder` say."""
-        task = Task(folder=str(folder), base=base, limits=limits, cpu_s=STRUCTURE_CPU_S)
+    async def check_structure(
+        self,
+        folder: Path,
+        base: BaseSpec,
+        limits: ManifestLimits,
+        known_bases: Collection[str] = (),
+    ) -> Answer:
+        """What the configuration and the header of the two files in `folder` say.
+
+        known_bases: names of other bases, of which the adapter must not be.
+        """
+        task = Task(
+            folder=str(folder),
+            base=base,
+            limits=limits,
+            known_bases=frozenset(known_bases),
+            cpu_s=STRUCTURE_CPU_S,
+        )
         return await self.run(task)
 
     async def check_values(
-        self, folder: Path, base: BaseSpec, limits: ManifestLimits, model: Path | None
+        self,
+        folder: Path,
+        base: BaseSpec,
+        limits: ManifestLimits,
+        model: Path | None,
+        known_bases: Collection[str] = (),
     ) -> Answer:
         """The same, and what every number says. model: the base's folder, if its weights are here.
 
@@ -95,6 +116,7 @@ class Validator:
             folder=str(folder),
             base=base,
             limits=limits,
+            known_bases=frozenset(known_bases),
             reads_values=True,
             model=None if model is None else str(model),
             cpu_s=VALUES_CPU_S + num_bytes // VALUES_BYTES_PER_CPU_S,

@@ -62,7 +62,13 @@ def _check(
     task: Task, config: Path, weights: Path, base_files: BaseFiles | None, check: ValueCheck
 ) -> Answer:
     try:
-        manifest = read_manifest(config.read_bytes(), weights, task.base, limits=task.limits)
+        manifest = read_manifest(
+            config.read_bytes(),
+            weights,
+            task.base,
+            known_bases=task.known_bases,
+            limits=task.limits,
+        )
     except ManifestError as error:
         return Answer(findings=error.findings, peak_bytes=peak_bytes())
     findings = list(manifest.warnings)
