@@ -50,6 +50,9 @@ REFUSALS: dict[str, Refusal] = {
     "tensor_empty": Refusal(422, "A tensor has no elements."),
     "adapter_empty": Refusal(422, "The file holds no tensors."),
     "tensor_nonfinite": Refusal(422, "A tensor holds NaN or infinity."),
+    "dtype_overflow": Refusal(
+        422, "A number beyond 65,504, the largest float16: sums with it overflow."
+    ),
     "dtype_unsupported": Refusal(422, "A dtype other than F32, F16 or BF16."),
     "config_missing": Refusal(422, "There is no adapter_config.json."),
     "config_json_invalid": Refusal(400, "The configuration is not plain, finite, bounded JSON."),

@@ -1,4 +1,5 @@
-"""The numbers in an adapter's tensors: are they finite, and do they change anything?
+"""The numbers in an adapter's tensors: are they finite, are they of a size that can be reckoned
+with, and do they change anything?
 
 NumPy only, memory-mapped and in chunks, so that a large adapter is checked in little memory.
 Blocking: call it from a thread or a worker. Invariant: reads only the tensors of the manifest.
@@ -19,17 +20,25 @@ from lora.store import WEIGHTS_FILE
 
 _CHUNK_ELEMENTS = 1 << 20
 
-# Stored type and bits: a float is non-finite where all bits of its exponent are set.
-_STORED: dict[str, tuple[str, int, int]] = {
-    # dtype: (little-endian unsigned type, exponent mask, magnitude mask)
-    "F32": ("<u4", 0x7F80_0000, 0x7FFF_FFFF),
-    "F16": ("<u2", 0x7C00, 0x7FFF),
-    "BF16": ("<u2", 0x7F80, 0x7FFF),
+# The largest float16. Up to it no weight that an adapter makes overflows in float32, nor does the
+# norm of a row of them: |alpha / r| * r * 65504 ** 2 <= 1e4 * 1024 * 65504 ** 2 < 4.4e16, and
+# 170,000 squares of that add up to less than float32's largest.
+MAX_MAGNITUDE = 65504.0
+
+# Stored type and bits. A float's bits without its sign grow with its magnitude, NaN's beyond all.
+_STORED: dict[str, tuple[str, int, int, int]] = {
+    # dtype: (little-endian unsigned type, mask of all but the sign, infinity, the largest taken)
+    "F32": ("<u4", 0x7FFF_FFFF, 0x7F80_0000, 0x477F_E000),
+    "F16": ("<u2", 0x7FFF, 0x7C00, 0x7BFF),
+    "BF16": ("<u2", 0x7FFF, 0x7F80, 0x477F),
 }
 
 
 def check_values(weights: Path, manifest: AdapterManifest) -> list[Finding]:
-    """Every tensor that holds NaN or infinity is an error; B zero throughout is a warning.
+    """What is wrong with the numbers.
+
+    A tensor that holds NaN, infinity or more than `MAX_MAGNITUDE` is an error; B zero throughout
+    is a warning.
 
     Raises:
         OSError, ValueError: the file is not the one that `manifest` was read from.
@@ -38,9 +47,19 @@ def check_values(weights: Path, manifest: AdapterManifest) -> list[Finding]:
     data = np.memmap(weights, dtype=np.uint8, mode="r")
     is_zero: dict[str, bool] = {}
     for span in manifest.spans:
-        is_finite, is_zero[span.name] = _scan(data, span)
-        if not is_finite:
+        _, _, infinity, allowed = _STORED[span.dtype]
+        largest = _largest(data, span)
+        is_zero[span.name] = largest == 0
+        if largest >= infinity:
             findings.refuse("tensor_nonfinite", "holds NaN or infinity", param=span.name)
+        elif largest > allowed:
+            findings.refuse(
+                "dtype_overflow",
+                "holds a number that is too large to reckon with",
+                param=span.name,
+                expected=f"at most {MAX_MAGNITUDE:g}",
+                actual=f"{_value(span.dtype, largest):g}",
+            )
     # NOTE: what stands for the base's own tensors is taken to differ from them.
     changes = [*manifest.overrides, *(each for each in manifest.modules if each.magnitude)]
     deltas = [
@@ -55,16 +74,18 @@ def check_values(weights: Path, manifest: AdapterManifest) -> list[Finding]:
     return list(findings.all())
 
 
-def _scan(data: NDArray[np.uint8], span: TensorSpan) -> tuple[bool, bool]:
-    """Whether all elements are finite, and whether all are zero."""
+def _largest(data: NDArray[np.uint8], span: TensorSpan) -> int:
+    """The bits of the largest magnitude in a tensor; a NaN is the largest of all."""
     if span.end > len(data):
         raise ValueError(f"{span.name} lies beyond the end of the file")
-    stored, exponent, magnitude = _STORED[span.dtype]
-    is_finite, is_zero = True, True
-    for bits in _chunks(data[span.begin : span.end], np.dtype(stored)):
-        is_finite = is_finite and not bool(((bits & exponent) == exponent).any())
-        is_zero = is_zero and not bool((bits & magnitude).any())
-    return is_finite, is_zero
+    stored, magnitude, _, _ = _STORED[span.dtype]
+    chunks = _chunks(data[span.begin : span.end], np.dtype(stored))
+    return max(int((bits & magnitude).max()) for bits in chunks)
+
+
+def _value(dtype: str, bits: int) -> float:
+    """What is stored as F32 or BF16; no float16 is too large."""
+    return float(np.uint32(bits << 16 if dtype == "BF16" else bits).view(np.float32))
 
 
 def _chunks(raw: NDArray[np.uint8], stored: np.dtype[Any]) -> Iterator[NDArray[Any]]:

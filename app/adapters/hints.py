@@ -21,6 +21,7 @@ HINTS = {
     "safetensors_length_mismatch": _SAVE_AGAIN,
     "safetensors_offsets_invalid": _SAVE_AGAIN,
     "tensor_nonfinite": "Train it with a lower learning rate, or in bfloat16 or float32.",
+    "dtype_overflow": "Train it with a lower learning rate, and look at the largest numbers in it.",
     "dtype_unsupported": "Save it as float32, float16 or bfloat16.",
     "config_missing": "Send adapter_config.json beside adapter_model.safetensors.",
     "rank_too_large": "Train it with a lower r.",

@@ -7,7 +7,8 @@ import json
 import numpy as np
 import pytest
 
-from lora.values import check_values
+from lora.limits import DEFAULT_LIMITS
+from lora.values import MAX_MAGNITUDE, check_values
 from tests.builders.adapters import (
     HEAD,
     ManifestReader,
@@ -26,7 +27,8 @@ NOT_FINITE = {
     "F16": [0x7E00, 0x7C00, 0xFC00],
     "BF16": [0x7FC0, 0x7F80, 0xFF80],
 }
-LARGEST = {"F32": 0x7F7FFFFF, "F16": 0x7BFF, "BF16": 0xFF7F}
+LARGEST = {"F32": 0x477FE000, "F16": 0x7BFF, "BF16": 0xC77F}  # 65504, and the next below it
+TOO_LARGE = {"F32": [0x477FE001, 0xC77FE001, 0x7F7FFFFF], "BF16": [0x4780, 0xC780, 0x7F7F]}
 
 
 def codes(read: ManifestReader, tensors: Tensors, **changes: object) -> list[tuple[str, str]]:
@@ -60,6 +62,25 @@ def test_one_nan_or_infinity_is_found(
     manifest = read(tensors=tensors)
     (found,) = check_values(read.weights, manifest)
     assert (found.code, found.severity, found.param) == ("tensor_nonfinite", "error", A0)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "bits"), [(dtype, bits) for dtype, row in TOO_LARGE.items() for bits in row]
+)
+def test_a_number_that_sums_overflow_with_is_found(
+    read: ManifestReader, dtype: str, bits: int
+) -> None:
+    manifest = read(tensors=with_bits(lora_tensors(dtype=dtype), A0, bits, 7))
+    (found,) = check_values(read.weights, manifest)
+    assert (found.code, found.severity, found.param) == ("dtype_overflow", "error", A0)
+    assert found.actual is not None and float(found.actual) >= 65504
+
+
+def test_up_to_the_largest_number_no_norm_of_a_row_overflows() -> None:
+    """At the largest rank and scale that are taken, on the widest base: as DoRA squares them."""
+    weight = DEFAULT_LIMITS.max_scale * DEFAULT_LIMITS.max_rank * MAX_MAGNITUDE**2
+    squares = np.full(1 << 17, weight, np.float32) ** 2
+    assert np.isfinite(squares.sum(dtype=np.float32))
 
 
 def test_it_is_found_beyond_the_first_chunk(

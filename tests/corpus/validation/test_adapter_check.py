@@ -12,6 +12,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from lora.store import CONFIG_FILE, WEIGHTS_FILE
+from lora.values import MAX_MAGNITUDE
 from tests.builders.peft_models import make_adapter
 
 
@@ -68,7 +69,7 @@ def test_in_words(trained: Path, tiny_base_folder: Path) -> None:
     ("damage", "rule"),
     [
         ("number", "tensor_nonfinite"),
-        ("huge", "canary_nonfinite"),
+        ("drowning", "canary_nonfinite"),
         ("config", "variant_unsupported"),
         ("missing", "adapter_empty"),
     ],
@@ -82,13 +83,22 @@ def test_a_bad_one_fails_with_the_rule_that_it_breaks(
         weights.unlink()
     elif damage == "config":
         config.write_text(json.dumps(json.loads(config.read_text()) | {"use_qalora": True}))
+    elif damage == "drowning":
+        changes = {"use_dora": False, "lora_alpha": 40_000}
+        config.write_text(json.dumps(json.loads(config.read_text()) | changes))
+        kept = {name: each for name, each in load_file(weights).items() if "vector" not in name}
+        drowned = {name for name in kept if ".mlp." in name}
+        save_file(
+            {
+                name: np.full_like(each, MAX_MAGNITUDE) if name in drowned else each
+                for name, each in kept.items()
+            },
+            weights,
+        )
     else:
         tensors = load_file(weights)
-        for name, values in tensors.items():
-            if damage == "huge" and "lora_magnitude" in name:
-                values[:] = 1e38
-            elif damage == "number" and "lora_A" in name:
-                values[0, 0] = np.nan
+        first = next(values for name, values in tensors.items() if "lora_A" in name)
+        first[0, 0] = np.nan
         save_file(tensors, weights)
     done = check(folder, tiny_base_folder, "--json")
     assert done.returncode == 1, done.stderr

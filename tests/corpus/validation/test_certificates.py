@@ -33,6 +33,7 @@ from lora.base_spec import BaseSpec
 from lora.digest import adapter_digest, hash_file
 from lora.manifest import read_manifest
 from lora.store import CONFIG_FILE, WEIGHTS_FILE, LocalAdapterStore
+from lora.values import MAX_MAGNITUDE
 from lora.weights import load_weights
 from tests.builders.adapter_files import adapter_config, adapter_files, adapter_tensors
 from tests.builders.engines import make_request
@@ -104,17 +105,36 @@ async def test_an_untrained_adapter_is_told_that_it_changes_nothing(
 async def test_numbers_that_drown_the_model_are_refused(
     operator: Operator, engine: RunningEngine, acme: str, context: AppContext
 ) -> None:
+    """Each of them is taken, and so is the scale; together they drown it."""
+    modules = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
     tensors = {
-        name: np.full_like(data, 1e30) for name, data in adapter_tensors(context.base).items()
+        name: np.full_like(data, MAX_MAGNITUDE)
+        for name, data in adapter_tensors(context.base, modules=modules).items()
     }
+    config = adapter_config(
+        lora_alpha=40_000, target_modules=[name.removeprefix("mlp.") for name in modules]
+    )
     version = await operator.push(
-        "acme", "bot", {CONFIG_FILE: adapter_config(), WEIGHTS_FILE: save(tensors)}
+        "acme", "bot", {CONFIG_FILE: config, WEIGHTS_FILE: save(tensors)}
     )
 
     assert version["state"] == "rejected"
     assert "canary_nonfinite" in [check["rule"] for check in version["report"]["checks"]]
     other = await operator.push("acme", "bot", adapter_files(context.base, seed=7))
     assert other["state"] == "active"
+
+
+async def test_numbers_beyond_reckoning_are_refused_before_an_engine_sees_them(
+    operator: Operator, acme: str, context: AppContext
+) -> None:
+    tensors = {
+        name: np.full_like(data, 1e30) for name, data in adapter_tensors(context.base).items()
+    }
+    version = await operator.push(
+        "acme", "bot", {CONFIG_FILE: adapter_config(), WEIGHTS_FILE: save(tensors)}
+    )
+    assert version["state"] == "rejected"
+    assert {check["rule"] for check in version["report"]["checks"]} == {"dtype_overflow"}
 
 
 async def test_without_an_engine_a_version_waits_and_is_tried_when_one_is_there(

@@ -18,7 +18,6 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from safetensors.torch import load_file
 
 from app.settings import Settings
 from engine.config import EngineConfig
@@ -38,9 +37,6 @@ VERSIONS = "/tenants/acme/adapters/bot/versions"
 CODE = re.compile(r"[a-z][a-z0-9_]+")
 # Of the largest logit: numbers may be large here, and float32 has seven digits.
 MAX_RELATIVE_ERROR = 1e-3
-# The square of what is larger overflows in a norm: then PEFT's own numbers depend on the order in
-# which it adds, on the number of threads for one, and there is nothing to be equal to.
-MAX_COMPARABLE = 2.0**60
 ORIGINALS: dict[str, dict[str, Any]] = {
     "plain": {"r": 4, "target_modules": ["q_proj", "v_proj"]},
     "rslora": {"r": 4, "use_rslora": True, "target_modules": ["o_proj", "up_proj"]},
@@ -160,8 +156,6 @@ def _wrong(
             # PEFT cannot read a field that has no bearing here: the original is the oracle.
             parity.folders[str(seed)] = _with_config(own, originals[seed % len(originals)])
             error = parity.errors([str(seed)], max_tokens=2)[str(seed)]
-        if not error < float("inf") and _largest_weight(own) > MAX_COMPARABLE:
-            continue
         largest = float(parity.harness.logits(str(seed)).abs().max())
         is_right = error <= MAX_RELATIVE_ERROR * max(1.0, largest)
         verdict("accepted and PEFT-equal", is_right)
@@ -169,11 +163,6 @@ def _wrong(
             wrong[seed] = error / max(1.0, largest)
     parity.close()
     return wrong
-
-
-def _largest_weight(folder: Path) -> float:
-    tensors = load_file(folder / WEIGHTS_FILE).values()
-    return max(float(each.float().abs().max()) for each in tensors)
 
 
 def _with_config(folder: Path, original: Files) -> Path:
