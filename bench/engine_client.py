@@ -10,11 +10,11 @@ import time
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from engine.adapter_key import adapter_key
 from engine.adapter_loader import AdapterLoader
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.messages import AdapterRef, EngineRequest, SamplingParams
-from engine.residency import adapter_key
 from engine.runners import ModelHost
 from lora.base_spec import BaseSpec
 from lora.store import AdapterStore

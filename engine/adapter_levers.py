@@ -16,6 +16,8 @@ from dataclasses import dataclass
 
 import structlog
 
+from engine.adapter_entries import State
+from engine.adapter_key import AdapterKey, adapter_key
 from engine.eviction import Room
 from engine.messages import (
     AdapterAck,
@@ -28,14 +30,7 @@ from engine.messages import (
     ResidencyState,
 )
 from engine.page_pool import PagePool
-from engine.residency import (
-    AdapterKey,
-    LoadResult,
-    Residency,
-    Standing,
-    State,
-    adapter_key,
-)
+from engine.residency import LoadResult, Residency, Standing
 from engine.sequence import Sequence
 from engine.transport.certificates import UNCERTIFIED
 
@@ -241,7 +236,7 @@ class AdapterLevers:
         """Give a preloaded adapter its pages, when it is there and there is room."""
         adapter, residency = pending.command.adapter, self._residency
         standing = residency.find(adapter)
-        if standing is None or standing.state is State.QUEUED:  # it left again, or has to be read
+        if standing is None or (standing.state is State.QUEUED and residency.can_load):
             residency.preload(adapter)
         elif standing.is_usable:
             self._finish_preload(pending, standing)

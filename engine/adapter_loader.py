@@ -18,10 +18,11 @@ from threading import Lock, Thread
 
 import structlog
 
+from engine.adapter_key import AdapterKey, adapter_key
 from engine.adapter_weights import HostWeights
 from engine.messages import AdapterRef, EngineError, ModuleFigure
 from engine.module_check import check_modules, sampled_modules
-from engine.residency import AdapterKey, LoadResult, adapter_key
+from engine.residency import LoadResult
 from engine.transport.certificates import UNCERTIFIED
 from lora.base_copies import check_against_base
 from lora.base_spec import BaseSpec

@@ -22,6 +22,7 @@ from typing import Any, Protocol
 import msgspec
 import structlog
 
+from engine.adapter_entries import State
 from engine.adapter_levers import DELETED, AdapterLevers
 from engine.adapter_tier import AdapterTier
 from engine.block_keys import BlockHasher, BlockKeys
@@ -42,7 +43,7 @@ from engine.messages import (
 )
 from engine.page_pool import PagePool
 from engine.prefix_cache import PrefixCache
-from engine.residency import LoadResult, Residency, State
+from engine.residency import LoadResult, Residency
 from engine.row_failures import INTERNAL_ERROR, Outcome, RowsFailedError
 from engine.scheduler import Scheduler, Step
 from engine.sequence import Sequence
@@ -204,7 +205,7 @@ class EngineCore:
     def has_runnable(self) -> bool:
         """False while all there is waits for an adapter: then the next step would do nothing."""
         is_busy = self._is_busy or self.levers.wants_step
-        return is_busy or self.scheduler.num_loading < self.scheduler.num_sequences
+        return is_busy or self.scheduler.has_runnable
 
     @property
     def _is_busy(self) -> bool:

@@ -12,10 +12,11 @@ from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
 from math import inf
 
+from engine.adapter_key import adapter_key
 from engine.messages import AdapterRef
 from engine.page_pool import PagePool
 from engine.prefix_cache import CacheTenant, PrefixCache
-from engine.residency import IdleAdapter, Residency, adapter_key
+from engine.residency import IdleAdapter, Residency
 
 MAX_AHEAD = 64
 LEAST_SHARE = 256

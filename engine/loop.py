@@ -18,6 +18,7 @@ from typing import TypeGuard
 
 import structlog
 
+from engine.adapter_key import AdapterKey
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.loop_items import (
@@ -41,7 +42,6 @@ from engine.messages import (
     TokenOutput,
 )
 from engine.meters import Observers
-from engine.residency import AdapterKey
 from engine.transport.errors import QueueUnavailableError
 from engine.transport.server import HEARTBEAT_INTERVAL_S, EngineStatus, EngineTransport
 from engine.watchdog import TICK_S, StepWatchdog

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from queue import SimpleQueue
 
+from engine.adapter_key import AdapterKey
 from engine.block_keys import BlockKeys
 from engine.messages import (
     Abort,
@@ -17,7 +18,6 @@ from engine.messages import (
     FinishReason,
     TokenOutput,
 )
-from engine.residency import AdapterKey
 
 
 @dataclass(frozen=True, slots=True)

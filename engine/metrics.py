@@ -17,13 +17,13 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from engine.adapter_entries import State
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.exposition import CONTENT_TYPE, new_registry, render
 from engine.health import DRAINING, FAILED, LOADING, READY, EngineHealth, Page
 from engine.loop import EngineLoop
 from engine.meters import EngineMeters, Histogram
-from engine.residency import State
 
 STAGES = (LOADING, READY, DRAINING, FAILED)
 

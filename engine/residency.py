@@ -1,19 +1,21 @@
 """Which adapters are in the pool, on the host, or on their way; who holds them; what may go.
 
 Holds no tensors itself: an adapter's weights are an opaque value that the loader made off the
-step loop. What leaves the pool stays on the host while there is room (`engine/adapter_tier.py`),
-and comes back without being read. Invariants: an adapter with holders, or whose pages are still
-being filled, is never evicted; its pages are in the pool's books from the moment it is ready until
-it is evicted; nothing here reads, hashes or converts.
+step loop. How each stands is in `engine/adapter_entries.py`. What leaves the pool stays on the host
+while there is room (`engine/adapter_tier.py`), and comes back without being read. Invariants: an
+adapter with holders, or whose pages are still being filled, is never evicted; its pages are in the
+pool's books from the moment it is ready until it is evicted; nothing here reads, hashes or
+converts.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass, field
-from enum import Enum, auto
+from dataclasses import dataclass
 
+from engine.adapter_entries import AdapterEntries, AdapterEntry, State
+from engine.adapter_key import AdapterKey, adapter_key
 from engine.adapter_tier import AdapterTier
 from engine.adapter_weights import AdapterWeights, HostWeights
 from engine.greedy_dual import GreedyDual
@@ -21,13 +23,6 @@ from engine.messages import AdapterRef, EngineError
 from engine.page_pool import PagePool
 from engine.speeds import Speeds
 from engine.stopwatch import Stopwatch
-
-AdapterKey = tuple[str, str]
-"""(tenant_id, digest): identity, never a name."""
-
-
-def adapter_key(ref: AdapterRef) -> AdapterKey:
-    return (ref.tenant_id, ref.digest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +34,6 @@ class LoadResult:
     error: EngineError | None = None
     seconds: float | None = None
     """That reading, checking and converting took."""
-
-
-class State(Enum):
-    QUEUED = auto()  # wanted; other loads are under way
-    LOADING = auto()
-    LOADED = auto()  # was read, waits for pages
-    KEPT = auto()  # was in the pool before, waits for pages; the host may still let it go
-    READY = auto()  # has pages; `AdapterWeights.is_installed` tells whether they are filled
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,19 +55,6 @@ class Standing:
     generation: int
     is_usable: bool
     is_held: bool
-
-
-@dataclass(slots=True, eq=False)
-class _Entry:
-    ref: AdapterRef
-    state: State = State.QUEUED
-    host: HostWeights | None = None
-    """From being loaded to being ready; after that only where its pages are no copy."""
-    weights: AdapterWeights | None = None
-    pages: list[int] = field(default_factory=list)
-    num_holders: int = 0
-    generation: int = 0
-    priority: float = 0.0
 
 
 class Residency:
@@ -107,8 +81,7 @@ class Residency:
         self._speeds = speeds
         self._tier = tier
         self._watch = watch
-        self._entries: dict[AdapterKey, _Entry] = {}
-        self._ready: frozenset[AdapterKey] | None = None  # asked every step, and changes rarely
+        self._entries = AdapterEntries()
         self._has_evicted = False
         self.num_loads = 0
         """Adapters that were asked of the loader."""
@@ -120,11 +93,14 @@ class Residency:
         self.num_evictions = 0
         self.num_pages = 0
         """Of the adapters in the pool."""
-        # Of any adapter's state; counted when it is made, since others read it to see what is new.
-        self.num_changes = 0
         self.num_installs = 0
         self.pins: dict[AdapterKey, float] = {}  # until when each stays, though nobody uses it
         self.preloading: set[AdapterKey] = set()  # wanted, though no request wants them
+
+    @property
+    def num_changes(self) -> int:
+        """Of any adapter's state; from any thread, to see what is new."""
+        return self._entries.num_changes
 
     def request(self, ref: AdapterRef) -> None:
         """See to it that `ref` is here, or on its way as soon as there is room. Never blocks."""
@@ -135,12 +111,14 @@ class Residency:
             self._start_loads([self._want(ref)])
 
     @property
+    def can_load(self) -> bool:
+        """Whether one more may be read now."""
+        return self._entries.num_under_way < self._max_loads
+
+    @property
     def wants_look_ahead(self) -> bool:
         """Whether `look_ahead` has anything to do."""
-        return self._has_evicted or (
-            any(entry.state is State.QUEUED for entry in self._entries.values())
-            and self._loading().total() < self._max_loads
-        )
+        return self._has_evicted or (self._entries.num_in(State.QUEUED) > 0 and self.can_load)
 
     def look_ahead(self, wanted: Collection[AdapterRef]) -> None:
         """Have adapters fetched before their requests are scheduled.
@@ -154,45 +132,50 @@ class Residency:
 
     def complete(self, result: LoadResult) -> None:
         """Take what the loader made. A failed load is forgotten: a later one may succeed."""
-        key = adapter_key(result.ref)
-        entry = self._entries[key]
+        entry = self._entries[adapter_key(result.ref)]
         if result.weights is None:
             self.num_failed_loads += 1
-            del self._entries[key]
-            self.num_changes += 1
+            self._entries.remove(entry)
             return
         if result.seconds is not None:
             self.load_s += result.seconds
             self._speeds.observe_load(result.weights.num_bytes, result.seconds)
         entry.host = result.weights
-        entry.state = State.LOADED
-        self.num_changes += 1
+        self._entries.move(entry, State.LOADED)
 
     def num_pages_of(self, ref: AdapterRef) -> int:
         """Pages that an adapter takes; 0 while its size is unknown."""
-        entry = self._entries.get(adapter_key(ref))
+        entry = self._entries.find(adapter_key(ref))
         return self._num_pages(entry) if entry is not None else 0
+
+    @property
+    def awaits_any(self) -> bool:
+        """Whether `is_loading` of any adapter; also where one has to be looked for on the host."""
+        count = self._entries.num_in
+        return any(map(count, (State.QUEUED, State.LOADING, State.KEPT)))
 
     def is_loading(self, ref: AdapterRef) -> bool:
         """Whether `ref` is wanted or being read; False also where it was evicted since."""
-        entry = self._entries.get(adapter_key(ref))
+        entry = self._entries.find(adapter_key(ref))
         if entry is not None and entry.state is State.KEPT:
             self._find_kept(entry)
         return entry is not None and entry.state in (State.QUEUED, State.LOADING)
 
     def idle(self) -> list[IdleAdapter]:
         """The adapters in the pool that nobody uses."""
-        return [IdleAdapter(each.ref, len(each.pages), each.priority) for each in self._idle()]
+        return [
+            IdleAdapter(each.ref, len(each.pages), each.priority)
+            for each in self._entries.idle(self.pins)
+        ]
 
     def evict(self, ref: AdapterRef) -> None:
         """Free the pages of an idle adapter."""
         entry = self._entries[adapter_key(ref)]
         assert entry.state is State.READY and entry.num_holders == 0, "evicted in use"
-        self._ready = None
         self._ageing.left(entry.priority)
         self.num_evictions += 1
         self.num_pages -= len(entry.pages)
-        self._pool.free_cold(self._pool.release(entry.pages, adapter_key(ref)))
+        self._pool.free_cold(self._pool.release(entry.pages, entry.key))
         with self._watch:
             self._forget(entry)
             self._has_evicted = True
@@ -208,13 +191,12 @@ class Residency:
         if entry.state is not State.READY:
             with self._watch:
                 self._install(entry)
-        entry.num_holders += 1
+        self._entries.hold(entry)
         return self.weights(ref)
 
     def release(self, ref: AdapterRef) -> None:
         entry = self._entries[adapter_key(ref)]
-        assert entry.num_holders > 0, "release without acquire"
-        entry.num_holders -= 1
+        self._entries.let_go(entry)
         entry.priority = self._priority(entry)
 
     def preload(self, ref: AdapterRef) -> None:
@@ -236,9 +218,9 @@ class Residency:
         key = adapter_key(ref)
         self.preloading.discard(key)
         self.pins.pop(key, None)
-        entry = self._entries.get(key)
+        entry = self._entries.find(key)
         if entry is not None:
-            if entry.state is State.LOADING or not _can_leave(entry):
+            if entry.state is State.LOADING or not entry.can_leave:
                 return False
             if entry.state is State.READY:
                 self.evict(ref)
@@ -249,22 +231,22 @@ class Residency:
 
     def forget(self, ref: AdapterRef) -> None:
         """Drop what was queued or loaded and never got pages, where nobody wants it any more."""
-        entry = self._entries.get(adapter_key(ref))
+        entry = self._entries.find(adapter_key(ref))
         if entry is not None and entry.state not in (State.LOADING, State.READY):
             self._forget(entry)
 
     def find(self, ref: AdapterRef) -> Standing | None:
-        entry = self._entries.get(adapter_key(ref))
+        entry = self._entries.find(adapter_key(ref))
         return None if entry is None else self._standing(entry)
 
     def standings(self) -> dict[AdapterKey, Standing]:
         """How every adapter stands that is here or on its way; from any thread."""
-        return {key: self._standing(entry) for key, entry in list(self._entries.items())}
+        return {entry.key: self._standing(entry) for entry in self._entries.snapshot()}
 
     def forget_unwanted(self, wanted: Collection[AdapterKey]) -> None:
         """Drop what was queued or loaded for requests that are gone and never got pages."""
-        for key, entry in list(self._entries.items()):
-            is_wanted = key in wanted or key in self.preloading
+        for entry in self._entries.snapshot():
+            is_wanted = entry.key in wanted or entry.key in self.preloading
             if entry.state not in (State.LOADING, State.READY) and not is_wanted:
                 self._forget(entry)
 
@@ -281,56 +263,44 @@ class Residency:
     @property
     def num_idle_pages(self) -> int:
         """Pages that eviction could free at once."""
-        return sum(len(entry.pages) for entry in self._idle())
+        return self._entries.num_idle_pages(self.pins)
 
     def ready_keys(self) -> frozenset[AdapterKey]:
-        if self._ready is None:
-            ready = (key for key, each in self._entries.items() if each.state is State.READY)
-            self._ready = frozenset(ready)
-        return self._ready
+        return self._entries.ready_keys()
 
     def num_by_state(self) -> Counter[State]:
         """How many adapters are in each state; from any thread."""
-        return Counter(entry.state for entry in list(self._entries.values()))
+        return self._entries.num_by_state()
 
     def owners(self) -> Iterator[tuple[AdapterKey, list[int]]]:
         """Who owns which pages, for `PagePool.check_integrity`."""
-        for key, entry in self._entries.items():
-            yield key, entry.pages
+        for entry in self._entries.snapshot():
+            yield entry.key, entry.pages
 
-    def _start_loads(self, in_turn: Iterable[_Entry]) -> None:
+    def check_integrity(self) -> None:
+        """Assert that what is counted is there."""
+        self._entries.check_integrity()
+        num_pages = sum(len(entry.pages) for entry in self._entries.snapshot())
+        assert self.num_pages == num_pages, "pages of adapters"
+        idle = list(self._entries.idle(self.pins))
+        assert self.num_idle_pages == sum(len(each.pages) for each in idle), "idle pages"
+
+    def _start_loads(self, in_turn: Iterable[AdapterEntry]) -> None:
         """Load at most `max_loads` at a time, the tenant with the fewest under way first, and
         whose turn it is among equals."""
-        queued = [entry for entry in in_turn if entry.state is State.QUEUED]
-        if not queued:
-            return
-        loading = self._loading()
-        while queued and loading.total() < self._max_loads:
-            entry = min(queued, key=lambda entry: loading[entry.ref.tenant_id])
+        entries, queued = self._entries, [each for each in in_turn if each.state is State.QUEUED]
+        while queued and self.can_load:
+            entry = min(queued, key=lambda each: entries.num_loads_of(each.ref.tenant_id))
             queued.remove(entry)
-            loading[entry.ref.tenant_id] += 1
-            entry.state = State.LOADING
-            self.num_changes += 1
+            entries.move(entry, State.LOADING)
             self.num_loads += 1
             self._start_load(entry.ref)
 
-    def _loading(self) -> Counter[str]:
-        """Loads under way, by tenant.
-
-        What was read and has no pages yet counts too: it is memory that nothing stands for.
-        """
-        return Counter(
-            entry.ref.tenant_id
-            for entry in self._entries.values()
-            if entry.state in (State.LOADING, State.LOADED)
-        )
-
-    def _want(self, ref: AdapterRef) -> _Entry:
+    def _want(self, ref: AdapterRef) -> AdapterEntry:
         """The entry of an adapter that somebody is about to use."""
-        key = adapter_key(ref)
-        if (entry := self._entries.get(key)) is None:
-            entry = self._entries[key] = _Entry(ref)
-            self.num_changes += 1
+        entry = self._entries.find(adapter_key(ref))
+        if entry is None:
+            entry = self._entries.add(ref)
             self._find_kept(entry)
         elif entry.state is State.KEPT:
             self._find_kept(entry)
@@ -338,70 +308,50 @@ class Residency:
             entry.priority = self._priority(entry)
         return entry
 
-    def _find_kept(self, entry: _Entry) -> None:
+    def _find_kept(self, entry: AdapterEntry) -> None:
         """Look on the host, which may have let it go meanwhile: then it is to be read."""
-        entry.host = self._tier.find(adapter_key(entry.ref))
-        entry.state = State.QUEUED if entry.host is None else State.KEPT
+        entry.host = self._tier.find(entry.key)
+        self._entries.move(entry, State.QUEUED if entry.host is None else State.KEPT)
 
-    def _install(self, entry: _Entry) -> None:
+    def _install(self, entry: AdapterEntry) -> None:
         assert entry.host is not None, "acquire before it was loaded"
-        key, host = adapter_key(entry.ref), entry.host
-        entry.pages = self._pool.allocate(self._num_pages(entry), key)
+        host = entry.host
+        entry.pages = self._pool.allocate(self._num_pages(entry), entry.key)
         self.num_pages += len(entry.pages)
         self.num_installs += 1
         entry.generation = self.num_installs
         entry.weights = host.install(entry.pages)
         entry.host = None if host.is_copied else host
         self.num_kept_installs += entry.state is State.KEPT
-        self._tier.installed(key, host)
-        entry.state = State.READY
-        self._ready = None
-        self.num_changes += 1
+        self._tier.installed(entry.key, host)
+        self._entries.move(entry, State.READY)
 
-    def _forget(self, entry: _Entry) -> None:
+    def _forget(self, entry: AdapterEntry) -> None:
         """Nobody here needs it. What it is on the host stays there while there is room."""
-        key = adapter_key(entry.ref)
         if entry.host is not None and entry.state is not State.KEPT:
-            self._tier.keep(key, entry.host)
-        del self._entries[key]
-        self.num_changes += 1
+            self._tier.keep(entry.key, entry.host)
+        self._entries.remove(entry)
 
-    def _priority(self, entry: _Entry) -> float:
+    def _priority(self, entry: AdapterEntry) -> float:
         """Of an adapter that was used now: by what it costs to bring back."""
         num_bytes = len(entry.pages) * self._page_bytes
         is_kept = self._tier.would_keep(num_bytes)
         speed = self._speeds.link_bytes_per_s if is_kept else self._speeds.load_bytes_per_s
         return self._ageing.priority(num_bytes / speed, len(entry.pages))
 
-    def _idle(self) -> list[_Entry]:
-        return [
-            entry
-            for key, entry in self._entries.items()
-            if entry.state is State.READY and _can_leave(entry) and key not in self.pins
-        ]
-
-    def _standing(self, entry: _Entry) -> Standing:
+    def _standing(self, entry: AdapterEntry) -> Standing:
         num_pages, is_ready = self._num_pages(entry), entry.state is State.READY
         return Standing(
             entry.state,
             num_pages,
             num_pages * self._page_bytes,
             entry.generation,
-            is_usable=is_ready and _is_installed(entry),
+            is_usable=is_ready and entry.is_installed,
             is_held=entry.num_holders > 0,
         )
 
-    def _num_pages(self, entry: _Entry) -> int:
+    def _num_pages(self, entry: AdapterEntry) -> int:
         if entry.state is State.READY:
             return len(entry.pages)
         host = entry.host
         return host.num_pages(self._page_bytes) if host is not None else 0
-
-
-def _is_installed(entry: _Entry) -> bool:
-    # NOTE: pages that a copy still writes must not become somebody else's.
-    return entry.weights is not None and entry.weights.is_installed
-
-
-def _can_leave(entry: _Entry) -> bool:
-    return entry.state is not State.READY or (entry.num_holders == 0 and _is_installed(entry))

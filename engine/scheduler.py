@@ -21,10 +21,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Hashable, Iterable, Iterator
-from dataclasses import dataclass
 
 import structlog
 
+from engine.adapter_key import AdapterKey, adapter_key
 from engine.config import EngineConfig
 from engine.fair_order import FairOrder
 from engine.holdings import Holdings
@@ -32,30 +32,15 @@ from engine.messages import EngineError, FinishReason
 from engine.page_pool import PagePool
 from engine.policy import choose_victim
 from engine.prefix_cache import PrefixCache
-from engine.residency import AdapterKey, LoadResult, Residency, adapter_key
+from engine.residency import LoadResult, Residency
 from engine.sequence import Sequence
+from engine.step_draft import StepDraft
 from engine.swapping import Swapping
 
 log = structlog.get_logger()
 
 Step = dict[Sequence, int]
 """How many tokens of each sequence the next forward pass computes."""
-
-
-@dataclass(slots=True)
-class _Draft:
-    """A step in the making, and how many tokens it may still take."""
-
-    step: Step
-    budget: int
-    is_short: bool = False
-    """A running sequence lacks pages: nobody else is to have them."""
-    is_stuck: bool = False
-    """Only the step in flight, when it has landed, can free the pages that are wanted."""
-
-    @property
-    def is_full(self) -> bool:
-        return self.budget == 0 or self.is_stuck
 
 
 class Scheduler:
@@ -108,7 +93,12 @@ class Scheduler:
     @property
     def num_loading(self) -> int:
         """Waiting sequences whose adapter is not on this machine yet."""
-        return sum(map(self._is_loading, self._waiting))
+        return sum(map(self._is_loading, self._waiting)) if self._residency.awaits_any else 0
+
+    @property
+    def has_runnable(self) -> bool:
+        """Whether anything runs, or waits for something else than its adapter."""
+        return bool(self._running) or not all(map(self._is_loading, self._waiting))
 
     def add(self, sequence: Sequence) -> EngineError | None:
         """Queue a sequence; an error where it could never run here."""
@@ -157,7 +147,7 @@ class Scheduler:
         """The next step; empty where nothing can run before the step in flight has landed."""
         self._swapping.land()
         self._charge()
-        draft = _Draft({}, self._config.max_num_batched_tokens)
+        draft = StepDraft({}, self._config.max_num_batched_tokens)
         # No prompt, however long, makes a stream wait.
         prompts = self._compute_streams(draft)
         self._compute_prompts(draft, deque(sorted(prompts, key=self._waiting.turn)))
@@ -215,6 +205,7 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Assert that pages, sequences and adapters agree on who owns what."""
         self._pool.check_integrity(self._owners(), self._cache.cold_pages())
+        self._residency.check_integrity()
         self._cache.check_integrity(each.owner for each in (*self._running, *self._leaving))
         self._swapping.check_integrity(list(self._waiting))
         for sequence in self._running:
@@ -230,7 +221,7 @@ class Scheduler:
         self._waiting.charge_generated(self._uncharged)
         self._uncharged.clear()
 
-    def _compute_streams(self, draft: _Draft) -> list[Sequence]:
+    def _compute_streams(self, draft: StepDraft) -> list[Sequence]:
         """Give its token to every running sequence that decodes; returns those with a prompt.
 
         Whoever has a page for its token comes first, so that most take no more than a look.
@@ -256,7 +247,7 @@ class Scheduler:
             self._compute(draft, sequence)
         return prompts
 
-    def _compute(self, draft: _Draft, sequence: Sequence) -> None:
+    def _compute(self, draft: StepDraft, sequence: Sequence) -> None:
         """Give a running sequence its tokens, and preempt others where its pages are lacking."""
         if draft.is_full or sequence not in self._running:
             return  # `not in`: preempted for another one
@@ -272,14 +263,13 @@ class Scheduler:
             victim = choose_victim(self._running, self._waiting.service)
             if self._swapping.is_moving(victim):
                 return  # it has just come back, and may go when it is here
-            draft.budget += draft.step.pop(victim, 0)
+            draft.take_back(victim)
             self._preempt(victim)
             if victim is sequence:
                 return
-        draft.step[sequence] = num_tokens
-        draft.budget -= num_tokens
+        draft.give(sequence, num_tokens)
 
-    def _compute_prompts(self, draft: _Draft, under_way: deque[Sequence]) -> None:
+    def _compute_prompts(self, draft: StepDraft, under_way: deque[Sequence]) -> None:
         """Go on with prompts and admit waiting sequences, whoever's turn it is."""
         if self._can_admit(draft):
             for sequence in self._waiting.in_turn(self._is_ready):
@@ -293,11 +283,11 @@ class Scheduler:
         for sequence in under_way:
             self._compute(draft, sequence)
 
-    def _can_admit(self, draft: _Draft) -> bool:
+    def _can_admit(self, draft: StepDraft) -> bool:
         has_seat = len(self._running) < self._config.max_num_seqs
         return has_seat and not draft.is_full and not draft.is_short
 
-    def _admit(self, draft: _Draft, sequence: Sequence) -> None:
+    def _admit(self, draft: StepDraft, sequence: Sequence) -> None:
         """Let a waiting sequence run, if there is room for what it needs first."""
         adapter = sequence.adapter
         load = self._residency.num_missing_pages(adapter) if adapter is not None else 0
@@ -306,8 +296,7 @@ class Scheduler:
         self._waiting.admit(sequence, load * self._block_size)
         self._running[sequence] = None
         if self._can_compute(sequence):
-            draft.step[sequence] = min(sequence.num_uncomputed_tokens, draft.budget)
-            draft.budget -= draft.step[sequence]
+            draft.give(sequence, min(sequence.num_uncomputed_tokens, draft.budget))
 
     def _is_ready(self, sequence: Sequence) -> bool:
         """False while its adapter or its pages are on their way, or another one fills a block that

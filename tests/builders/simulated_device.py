@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 from typing import Any
 from zlib import crc32
 
+from engine.adapter_key import adapter_key
 from engine.config import EngineConfig
 from engine.messages import AdapterRef
-from engine.residency import Residency, adapter_key
+from engine.residency import Residency
 from engine.scheduler import Step
 from engine.sequence import Sequence as EngineSequence
 from engine.step_handle import StepHandle

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from engine.adapter_entries import State
 from engine.adapter_levers import PRELOAD_TIMEOUT_S, AdapterLevers
 from engine.messages import AdapterCommand, AdapterRef, Lever, Outcome
-from engine.residency import LoadResult, State
+from engine.residency import LoadResult
 from tests.builders.scripted_loader import ScriptedLoader, ScriptedWeights, make_ref
 from tests.engine.test_prefix_cache import Books
 

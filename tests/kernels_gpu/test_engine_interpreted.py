@@ -16,12 +16,12 @@ from torch import Tensor
 
 from app.demo.base_model import ensure_base_model
 from app.demo.tenants import ADAPTER_FOLDERS
+from engine.adapter_key import adapter_key
 from engine.config import EngineConfig
 from engine.device import HostDevice
 from engine.forward_batch import StepLayout
 from engine.gpu_runner import GpuRunner
 from engine.messages import AdapterRef, EngineRequest
-from engine.residency import adapter_key
 from tests.builders.cut_models import cut_adapter, cut_base
 from tests.builders.engines import EngineHarness, make_request, tokens_of
 from tests.builders.gpu_engines import InterpretedHarness

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from math import inf
 from threading import Timer
 
+from engine.adapter_key import AdapterKey, adapter_key
 from engine.messages import AdapterRef, EngineError, ModuleFigure
-from engine.residency import AdapterKey, LoadResult, adapter_key
+from engine.residency import LoadResult
 from tests.stub_engine.clock import Clock
 from tests.stub_engine.memory import PageMemory
 
