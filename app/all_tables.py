@@ -7,10 +7,12 @@ and the test of the migrations says so.
 from __future__ import annotations
 
 import app.adapters.tables
+import app.audit.tables
 import app.batches.tables
 import app.files.tables
 import app.idempotency.tables
 import app.imports.tables
+import app.prices.tables
 import app.rollouts.tables
 import app.tables
 import app.uploads.tables

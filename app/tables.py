@@ -8,7 +8,6 @@ security (migration 0001) is forced on every table here.
 from __future__ import annotations
 
 from datetime import date, datetime
-from decimal import Decimal
 from typing import Any
 
 from sqlalchemy import (
@@ -19,7 +18,6 @@ from sqlalchemy import (
     ForeignKeyConstraint,
     Index,
     MetaData,
-    Numeric,
     SmallInteger,
     Text,
     UniqueConstraint,
@@ -380,31 +378,6 @@ class UsageOutbox(Table):
     not_before: Mapped[datetime] = mapped_column(server_default=func.now())
 
 
-class Price(Table):
-    """What a million tokens on a base cost from `effective_at` on; of all tenants, or of one."""
-
-    __tablename__ = "prices"
-    __table_args__ = (
-        UniqueConstraint(
-            "base_model_id", "tenant_id", "effective_at", postgresql_nulls_not_distinct=True
-        ),
-        CheckConstraint(
-            "effective_at = date_trunc('hour', effective_at, 'UTC')", name="effective_at"
-        ),
-        CheckConstraint("least(input_price, cached_price, output_price) >= 0", name="price"),
-    )
-
-    id: Mapped[str] = mapped_column(primary_key=True)
-    tenant_id: Mapped[str | None]
-    base_model_id: Mapped[str]
-    currency: Mapped[str]
-    input_price: Mapped[Decimal] = mapped_column(Numeric(18, 6))
-    cached_price: Mapped[Decimal] = mapped_column(Numeric(18, 6))
-    output_price: Mapped[Decimal] = mapped_column(Numeric(18, 6))
-    effective_at: Mapped[datetime]
-    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
-
-
 class Spend(Table):
     """What a tenant, key or adapter used on a day (UTC) of its requests' acceptance.
 
@@ -420,35 +393,3 @@ class Spend(Table):
     num_tokens: Mapped[int] = mapped_column(BigInteger)
     cost_nanos: Mapped[int] = mapped_column(BigInteger)
     version: Mapped[int] = mapped_column(BigInteger)
-
-
-class AuditEvent(Table):
-    """One change. `before` and `after` are JSON texts; `mac` covers the row and the one before it.
-
-    No foreign key: the log outlives the tenant.
-    """
-
-    __tablename__ = "audit_events"
-
-    tenant_id: Mapped[str] = mapped_column(primary_key=True)
-    seq: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
-    id: Mapped[str] = mapped_column(unique=True)
-    recorded_at: Mapped[datetime]
-    actor: Mapped[str]
-    request_id: Mapped[str]
-    action: Mapped[str]
-    target: Mapped[str]
-    before: Mapped[str | None]
-    after: Mapped[str | None]
-    mac: Mapped[str]
-
-
-class AuditHead(Table):
-    """The last event of a chain. `seal` is a MAC of this row, which nobody else can make."""
-
-    __tablename__ = "audit_heads"
-
-    tenant_id: Mapped[str] = mapped_column(primary_key=True)
-    seq: Mapped[int] = mapped_column(BigInteger)
-    mac: Mapped[str]
-    seal: Mapped[str]

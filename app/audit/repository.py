@@ -15,8 +15,8 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.audit.chain import START, Head, Link
+from app.audit.tables import AuditEvent, AuditHead
 from app.db import registry_unavailable
-from app.tables import AuditEvent, AuditHead
 
 _LINKS = """
 SELECT tenant_id, seq, id, recorded_at, actor, request_id, action, target, before, after, mac

@@ -8,8 +8,8 @@ from typing import Any, Literal
 from pydantic import BaseModel
 
 from app.audit.chain import Head, Verifier
+from app.audit.tables import AuditEvent
 from app.bodies import Timestamp
-from app.tables import AuditEvent
 
 
 class AuditEventView(BaseModel):

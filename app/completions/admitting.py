@@ -24,7 +24,7 @@ from app.errors import ApiError, PermissionDeniedError
 from app.ids import id_of_hex
 from app.plans.limits import Kind, Limit
 from app.prices.repository import price_in_force
-from app.tables import Price
+from app.prices.tables import Price
 from engine.messages import EngineRequest
 
 

@@ -12,7 +12,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, Field, StringConstraints
 
 from app.bodies import Body, Line, Timestamp
-from app.tables import Price
+from app.prices.tables import Price
 from app.usage.schemas import decimal_text
 
 MAX_TIME = int(datetime(3000, 1, 1, tzinfo=UTC).timestamp())

@@ -17,7 +17,7 @@ from app.errors import ConflictError, NotFoundError, UnprocessableError
 from app.ids import new_id
 from app.prices.repository import PriceRepository
 from app.prices.schemas import PriceCreate, PriceView
-from app.tables import Price
+from app.prices.tables import Price
 from app.tenants.service import find_tenant
 
 _PRICE_ID = re.compile(r"prc_[0-9a-z]{26}")

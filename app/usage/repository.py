@@ -27,7 +27,7 @@ from sqlalchemy import (
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.sql.selectable import LateralFromClause
 
-from app.tables import Price
+from app.prices.tables import Price
 
 Group = Literal["tenant", "key", "adapter", "version", "base", "tier"]
 

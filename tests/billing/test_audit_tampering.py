@@ -19,9 +19,9 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.audit.chain import START, Link, audit_keys, head_seal, link_mac
 from app.audit.service import verify_chain
+from app.audit.tables import AuditEvent, AuditHead
 from app.audit.trail import AuditTrail
 from app.db import Database, tenant_scope
-from app.tables import AuditEvent, AuditHead
 from tests.builders.tampering import draw_tampering
 from tests.fixtures.servers import TestDatabase
 
