@@ -14,35 +14,27 @@ from __future__ import annotations
 import math
 import secrets
 import time
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Many
 from typing import Any, Protocol
 
-import msgspec
 import structlog
 
 from engine.adapter_entries import State
 from engine.adapter_levers import DELETED, AdapterLevers
 from engine.adapter_tier import AdapterTier
+from engine.answers import Answers
 from engine.block_keys import BlockHasher, BlockKeys
 from engine.config import EngineConfig
 from engine.fair_order import FairOrder
 from engine.greedy_dual import GreedyDual
 from engine.holdings import Holdings
 from engine.host_tier import HostTier
-from engine.messages import (
-    AdapterRef,
-    EngineError,
-    EngineRequest,
-    Evidence,
-    FinishReason,
-    ModuleFigure,
-    OutputBatch,
-    TokenOutput,
-)
+from engine.messages import AdapterRef, EngineError, EngineRequest, ModuleFigure, OutputBatch
 from engine.page_pool import PagePool
 from engine.prefix_cache import PrefixCache
+from engine.request_check import RequestCheck
 from engine.residency import LoadResult, Residency
 from engine.row_failures import INTERNAL_ERROR, Outcome, RowsFailedError
 from engine.scheduler import Scheduler, Step
@@ -51,17 +43,9 @@ from engine.speeds import Speeds
 from engine.step_handle import StepHandle
 from engine.stopwatch import Stopwatch
 from engine.swapping import PageMover, Swapping
-from engine.transport.certificates import UNCERTIFIED
 from lora.base_spec import BaseSpec
 
 log = structlog.get_logger()
-
-POISONED = EngineError(
-    code="request_poisoned", message="Engines that ran this request have failed."
-)
-MAX_DEATHS = 1
-"""Engines that a request may have seen die; one more is no accident."""
-
 
 class Runner(PageMover, Protocol):
     """Executes steps in order: computes their tokens and samples for whoever is complete."""
@@ -117,20 +101,17 @@ class EngineCore:
 
         admits: whether an adapter may be used; not asked of one that is on trial.
         """
-        self._admits = admits
         self._config = config
         self._clock = clock
-        self._base = base
         self._runner = runner
         self._loader = loader
-        self._engine_id = engine_id
         self._in_flight: deque[tuple[Step, StepHandle, float]] = deque()
         """With the time of each launch."""
         self._collected_at = -math.inf
         self._num_added = 0
         self.num_steps = 0
-        self._answers: dict[str, list[TokenOutput]] = defaultdict(list)
-        """By the API process that is to be told."""
+        self._check = RequestCheck(base, admits)
+        self._answers = Answers(engine_id, lambda ref: loader.figures_of(ref))
         self.pool = PagePool(
             config.num_pages(base), runner.poison_pages if config.debug_poison_pages else None
         )
@@ -229,7 +210,7 @@ class EngineCore:
         self._num_added += 1
         sequence = Sequence(request, self._num_added, block_keys or self.block_keys(request))
         try:
-            error = self._check(request)
+            error = self._check.error_of(request)
             if error is None:
                 self._prepare_trial(request)
                 error = self.scheduler.add(sequence)
@@ -238,7 +219,7 @@ class EngineCore:
             self.scheduler.abort(request.request_id, request.epoch)
             error = INTERNAL_ERROR
         if error is not None:
-            self._answer_error(sequence, error)
+            self._answers.add_error(sequence, error)
 
     def _prepare_trial(self, request: EngineRequest) -> None:
         """Let an adapter be loaded anew, and so be measured, that was loaded before its trial."""
@@ -265,7 +246,7 @@ class EngineCore:
             self._collect()
         self.loading_s = self._loading.take()
         self.max_loading_s = max(self.max_loading_s, self.loading_s)
-        return self._take_answers()
+        return self._answers.take()
 
     def check_integrity(self) -> None:
         """Assert that the books of pages, sequences and adapters agree."""
@@ -277,7 +258,7 @@ class EngineCore:
                 self.levers.observe(result)
                 self.scheduler.complete_load(result)
         for sequence, error in self.scheduler.take_failed():
-            self._answer_error(sequence, error)
+            self._answers.add_error(sequence, error)
 
     def _pull_levers(self) -> None:
         if doomed := self.levers.doomed():
@@ -340,16 +321,13 @@ class EngineCore:
 
     def _take(self, sampled: Mapping[Sequence, Outcome]) -> None:
         """Answer the rows of a step that landed: a token, or the reason why there is none."""
-        update, answers = self.scheduler.update, self._answers
+        update, tell = self.scheduler.update, self._answers.add_token
         for sequence, outcome in sampled.items():
             try:
                 if isinstance(outcome, EngineError):
                     self._fail([sequence], outcome)
                 elif update(sequence, outcome):
-                    request, output = sequence.request, _output(sequence)
-                    if request.wants_evidence:
-                        output = self._with_evidence(output, sequence)
-                    answers[request.api_id].append(output)
+                    tell(sequence)
             except Exception:  # the edge of a row
                 if sequence.is_finished:
                     raise  # the books are at fault, and they are everybody's
@@ -365,82 +343,7 @@ class EngineCore:
 
     def _fail(self, sequences: Iterable[Sequence], error: EngineError = INTERNAL_ERROR) -> None:
         for sequence in self.scheduler.fail(sequences):
-            self._answer_error(sequence, error)
-
-    def _check(self, request: EngineRequest) -> EngineError | None:
-        """What the API should have refused; the engine does not trust it."""
-        if request.num_deaths > MAX_DEATHS:
-            log.error("request_poisoned", request_id=request.request_id)
-            return POISONED
-        adapter, is_trial = request.adapter, request.wants_evidence
-        if adapter is not None and not (
-            (is_trial and adapter.is_on_trial) or self._admits(adapter)
-        ):
-            log.error("adapter_uncertified", request_id=request.request_id, digest=adapter.digest)
-            return UNCERTIFIED
-        num_tokens = len(request.prompt_token_ids) + len(request.delivered_token_ids)
-        known = range(self._base.vocab_size)
-        if not request.prompt_token_ids or num_tokens >= self._base.max_model_len:
-            message = (
-                f"The prompt has {num_tokens} tokens; 1 to {self._base.max_model_len - 1} fit."
-            )
-            return EngineError(code="invalid_prompt", message=message)
-        # NOTE: an id below 0 would be read as a placeholder, and so as a neighbour's token.
-        if not all(
-            token in known for token in request.prompt_token_ids + request.delivered_token_ids
-        ):
-            message = f"A token id is outside the vocabulary of {self._base.vocab_size}."
-            return EngineError(code="invalid_prompt", message=message)
-        if request.sampling.max_tokens <= len(request.delivered_token_ids):
-            return EngineError(code="invalid_prompt", message="No token is left to generate.")
-        return None
-
-    def _answer_error(self, sequence: Sequence, error: EngineError) -> None:
-        sequence.finish_reason = FinishReason.ERROR
-        output = TokenOutput(
-            request_id=sequence.request_id,
-            epoch=sequence.request.epoch,
-            index=sequence.num_generated_tokens,
-            token_ids=[],
-            num_prompt_tokens=sequence.num_prompt_tokens,
-            num_generated_tokens=sequence.num_generated_tokens,
-            num_cached_tokens=sequence.num_cached_tokens or 0,
-            adapter_load_ms=sequence.adapter_load_ms,
-            finish_reason=FinishReason.ERROR,
-            error=error,
-        )
-        self._answers[sequence.request.api_id].append(output)
-
-    def _with_evidence(self, output: TokenOutput, sequence: Sequence) -> TokenOutput:
-        adapter = sequence.adapter
-        modules = () if adapter is None else self._loader.figures_of(adapter)
-        evidence = Evidence(logits=sequence.told_logits, modules=modules)
-        return msgspec.structs.replace(output, evidence=evidence)
-
-    def _take_answers(self) -> dict[str, OutputBatch]:
-        answers, self._answers = self._answers, defaultdict(list)
-        return {
-            api_id: OutputBatch(engine_id=self._engine_id, outputs=outputs)
-            for api_id, outputs in answers.items()
-        }
-
-
-def _output(sequence: Sequence) -> TokenOutput:
-    """Its newest token."""
-    request, token_ids = sequence.request, sequence.token_ids
-    num_known_tokens = len(token_ids) - sequence.num_placeholders
-    num_generated_tokens = num_known_tokens - sequence.num_prompt_tokens
-    return TokenOutput(
-        request_id=request.request_id,
-        epoch=request.epoch,
-        index=num_generated_tokens - 1,
-        token_ids=[token_ids[num_known_tokens - 1]],
-        num_prompt_tokens=sequence.num_prompt_tokens,
-        num_generated_tokens=num_generated_tokens,
-        num_cached_tokens=sequence.num_cached_tokens or 0,
-        adapter_load_ms=sequence.adapter_load_ms,
-        finish_reason=sequence.finish_reason,
-    )
+            self._answers.add_error(sequence, error)
 
 
 def _described(step: Step) -> dict[str, list[str] | list[int]]:
