@@ -104,6 +104,9 @@ REFUSALS: dict[str, Refusal] = {
     "tensor_unexpected": Refusal(422, "A tensor that is no part of the configured adapter."),
     "tensor_duplicate": Refusal(422, "Two tensors stand for the same matrix."),
     "tensor_missing": Refusal(422, "Tensors of a configured target are missing (cut-off save?)."),
+    "chat_template_invalid": Refusal(
+        422, "Its chat_template.jinja does not render a small conversation within the limits."
+    ),
     "validation_limits_exceeded": Refusal(
         422, "Checking it took more time or memory than is allowed."
     ),
@@ -120,6 +123,7 @@ WARNINGS: dict[str, str] = {
     "init_check_conversion": "It may come from an initialisation that changes the base.",
     "scaling_unusual": "lora_alpha is zero or negative for some module.",
     "no_effect": "Every lora_B is zero: the adapter changes nothing.",
+    "chat_template_without_system": "Its chat_template.jinja says that it takes no system message.",
 }
 
 

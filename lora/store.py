@@ -65,6 +65,13 @@ class AdapterStore(Protocol):
         """
         ...
 
+    def read(self, locator: str, name: str) -> bytes:
+        """One small file of an adapter, without the others; it may be damaged.
+
+        Raises AdapterMissingError, or StoreUnavailableError.
+        """
+        ...
+
     def delete(self, locator: str) -> None:
         """Forget the adapter; nothing happens where it is not there."""
         ...
@@ -101,6 +108,12 @@ class LocalAdapterStore:
                 raise StoreUnavailableError(f"{self._root} is not there")
             raise AdapterMissingError(f"no adapter at {locator}")
         return folder
+
+    def read(self, locator: str, name: str) -> bytes:
+        try:
+            return (self.fetch(locator) / name).read_bytes()
+        except FileNotFoundError as error:
+            raise AdapterMissingError(f"no {name} at {locator}") from error
 
     def delete(self, locator: str) -> None:
         folder = folder_of(self._root, locator)

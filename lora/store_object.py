@@ -81,6 +81,14 @@ class ObjectAdapterStore:
             return kept  # whoever loads it checks its digest all the same
         return kept or self._download(locator, index)
 
+    def read(self, locator: str, name: str) -> bytes:
+        split_locator(locator)
+        with _store_errors():
+            try:
+                return bytes(obstore.get(self._objects, f"{locator}/{name}").bytes())
+            except FileNotFoundError as error:
+                raise AdapterMissingError(f"no {name} at {locator}") from error
+
     def delete(self, locator: str) -> None:
         """The index first: from then on the adapter is not there."""
         split_locator(locator)

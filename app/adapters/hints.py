@@ -11,7 +11,7 @@ _SAVE_AGAIN = "Save the adapter again; the file was cut off or changed on its wa
 
 HINTS = {
     "pickle_not_allowed": _AS_SAFETENSORS,
-    "archive_not_supported": "Send the adapter's two files, unpacked.",
+    "archive_not_supported": "Send the adapter's files, unpacked.",
     "format_unsupported": _AS_SAFETENSORS,
     "format_gguf_unsupported": "Send the PEFT adapter that the GGUF file was made from.",
     "format_lfs_pointer": "Run `git lfs pull` where the files come from.",
@@ -40,6 +40,7 @@ HINTS = {
     "full_model_not_adapter": "Send the adapter alone, saved before it was merged.",
     "multiple_adapters": "Save one adapter: save_pretrained(folder, selected_adapters=[name]).",
     "tensor_missing": _SAVE_AGAIN,
+    "chat_template_invalid": "Try it with transformers: tokenizer.apply_chat_template(messages).",
     "validation_limits_exceeded": "Send fewer, larger tensors, and shorter patterns.",
     "canary_nonfinite": "Its numbers are too large: train it with a lower learning rate or scale.",
     "base_model_unverified": "Name the base's own id in base_model_name_or_path.",

@@ -27,6 +27,10 @@ class ChatTemplateError(ValueError):
     """The template refused the messages, or could not be applied to them."""
 
 
+class RefusedByTemplateError(ChatTemplateError):
+    """The template itself says what it does not take: its `raise_exception`."""
+
+
 class ChatTemplate:
     """One compiled template. `special_tokens` are its variables `bos_token`, `eos_token`, ..."""
 
@@ -46,11 +50,13 @@ class ChatTemplate:
     def render(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> str:
         """The prompt for the next assistant turn; `variables` are the client's own.
 
-        Raises ChatTemplateError.
+        Raises ChatTemplateError, RefusedByTemplateError.
         """
         known = {**_NO_VARIABLES, **self._special_tokens, **variables}
         try:
             return self._template.render(messages=messages, add_generation_prompt=True, **known)
+        except _RaisedError as error:
+            raise RefusedByTemplateError(str(error)) from error
         except jinja2.TemplateError as error:
             raise ChatTemplateError(str(error)) from error
         except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
@@ -78,8 +84,12 @@ def _environment(now: Callable[[], datetime]) -> ImmutableSandboxedEnvironment:
     return environment
 
 
+class _RaisedError(jinja2.TemplateError):
+    """By `raise_exception`."""
+
+
 def _raise_exception(message: str) -> None:
-    raise jinja2.TemplateError(message)
+    raise _RaisedError(message)
 
 
 def _to_json(

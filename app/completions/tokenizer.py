@@ -8,7 +8,8 @@ own special tokens, and a plain prompt gets what the tokenizer's post-processor 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ class Tokenizer:
     model: tokenizers.Tokenizer
     vocabulary: Vocabulary
     chat_template: ChatTemplate | None
+    special_tokens: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def from_folder(cls, folder: Path) -> Tokenizer:
@@ -39,9 +41,9 @@ class Tokenizer:
         model.no_padding()
         config = _read_json(folder / "tokenizer_config.json")
         source = _template_source(folder, config)
-        special = _special_tokens({**_read_json(folder / "special_tokens_map.json"), **config})
+        special = read_special_tokens(folder)
         template = ChatTemplate(source, special) if source is not None else None
-        return cls(model, read_vocabulary(model), template)
+        return cls(model, read_vocabulary(model), template, special)
 
     def encode_prompt(self, text: str) -> list[int]:
         """Ids of a plain prompt, with the special tokens that the tokenizer itself adds."""
@@ -74,8 +76,13 @@ def _template_source(folder: Path, config: dict[str, Any]) -> str | None:
     return source if isinstance(source, str) else None
 
 
-def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
-    """Special tokens by name; each may be a string or `{"content": ...}`."""
+def read_special_tokens(folder: Path) -> dict[str, str]:
+    """What templates call `bos_token`, `eos_token`, ...: those that an HF folder names.
+
+    Each is a string there, or `{"content": ...}`. Raises OSError, ValueError.
+    """
+    of_map = _read_json(folder / "special_tokens_map.json")
+    config = of_map | _read_json(folder / "tokenizer_config.json")
     tokens = {}
     for name in _SPECIAL_TOKENS:
         value = config.get(name)

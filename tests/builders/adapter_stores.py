@@ -34,6 +34,9 @@ class CopyingStore:
             shutil.copytree(self.origin.fetch(locator), copy)
         return copy
 
+    def read(self, locator: str, name: str) -> bytes:
+        return self.origin.read(locator, name)
+
     def delete(self, locator: str) -> None:
         self.origin.delete(locator)
 

@@ -25,5 +25,8 @@ class FailingDisk:
     def fetch(self, locator: str, *, anew: bool = False) -> Path:
         return self.store.fetch(locator, anew=anew)
 
+    def read(self, locator: str, name: str) -> bytes:
+        return self.store.read(locator, name)
+
     def delete(self, locator: str) -> None:
         self.store.delete(locator)
