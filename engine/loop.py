@@ -18,18 +18,10 @@ from typing import TypeGuard
 
 import structlog
 
-from engine.adapter_key import AdapterKey
 from engine.config import EngineConfig
 from engine.core import EngineCore
-from engine.loop_items import (
-    Arrival,
-    Ended,
-    Snapshot,
-    Tick,
-    adapter_ref,
-    drained,
-    handed_over,
-)
+from engine.heartbeat import Heartbeat
+from engine.loop_items import Arrival, Ended, Snapshot, Tick, handed_over
 from engine.messages import (
     API_LOST,
     Abort,
@@ -365,8 +357,7 @@ class EngineLoop:
                 self._inbox.put(abort)
 
     def _heartbeat(self) -> None:
-        known: frozenset[AdapterKey] = frozenset()
-        acks: list[AdapterAck] = []
+        heartbeat = Heartbeat(self._transport, self._core.levers.report, self._acks)
         wait_s = 0.0  # the first one tells at once that this engine is here
         while not self._stopping.wait(wait_s):
             wait_s = HEARTBEAT_INTERVAL_S
@@ -374,19 +365,8 @@ class EngineLoop:
             with self._counting:
                 generated, self._generated = self._generated, Counter()
             try:
-                self._transport.heartbeat(self._status(snapshot, generated))
-                if snapshot.adapters != known:
-                    self._transport.update_resident(
-                        map(adapter_ref, snapshot.adapters - known),
-                        map(adapter_ref, known - snapshot.adapters),
-                    )
-                    known = snapshot.adapters
-                self._transport.levers.report(self._core.levers.report())
-                acks += drained(self._acks)
-                if acks:
-                    self._transport.levers.answer(acks)
-                    acks.clear()
-                for abort in self._transport.find_orphans():
+                status = self._status(snapshot, generated)
+                for abort in heartbeat.beat(status, snapshot.adapters):
                     self._inbox.put(Ended(abort, API_LOST))
             except QueueUnavailableError as error:
                 log.warning("heartbeat_failed", error=str(error))
