@@ -17,6 +17,8 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from engine.transport.secret_list import secrets_of
+
 SEGMENT_BYTES = 64 << 10
 TAG_BYTES = 16
 MIN_SECRET_CHARS = 32
@@ -71,7 +73,7 @@ class EnvelopeKeys:
 
         Raises ValueError for one of less than `MIN_SECRET_CHARS` characters.
         """
-        texts = [each.strip() for each in secrets_text.split(",")]
+        texts = secrets_of(secrets_text)
         if min(map(len, texts)) < MIN_SECRET_CHARS:
             raise ValueError(f"an envelope key has at least {MIN_SECRET_CHARS} characters")
         derived = [_derive(each.encode()) for each in texts]

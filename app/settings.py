@@ -12,6 +12,8 @@ from pathlib import Path
 from pydantic import AliasChoices, Field, HttpUrl, SecretStr, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from engine.transport.secret_list import secrets_of
+
 MEBIBYTE = 1 << 20
 STORE_VARIABLES = AliasChoices("TENFOLD_ADAPTER_STORE_URL", "TENFOLD_ADAPTER_STORE")
 MIN_PEPPER_CHARS = 16
@@ -89,12 +91,12 @@ class WorkerSettings(BaseSettings):
     @property
     def key_peppers(self) -> tuple[str, ...]:
         """Of `key_pepper`, in order."""
-        return _in_order(self.key_pepper)
+        return secrets_of(self.key_pepper.get_secret_value())
 
     @field_validator("key_pepper")
     @classmethod
     def _check_peppers(cls, peppers: SecretStr) -> SecretStr:
-        if min(map(len, _in_order(peppers))) < MIN_PEPPER_CHARS:
+        if min(map(len, secrets_of(peppers.get_secret_value()))) < MIN_PEPPER_CHARS:
             raise ValueError(f"each pepper has at least {MIN_PEPPER_CHARS} characters")
         return peppers
 
@@ -152,8 +154,3 @@ class Settings(WorkerSettings):
     metrics_top_tenants: int = Field(default=20, ge=0, le=1000)
     otlp_endpoint: str | None = Field(default=None, validation_alias="OTEL_EXPORTER_OTLP_ENDPOINT")
     api_id: str = Field(default_factory=lambda: f"api-{secrets.token_hex(6)}")
-
-
-def _in_order(texts: SecretStr) -> tuple[str, ...]:
-    """What lies between commas."""
-    return tuple(each.strip() for each in texts.get_secret_value().split(","))

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
+from engine.transport.secret_list import secrets_of
+
 START = "0" * 64  # what the first event of a chain follows
 MAX_FINDINGS = 20
 _PURPOSE = b"tenfold.audit.v1"
@@ -55,8 +57,7 @@ def audit_keys(peppers: str) -> tuple[bytes, ...]:
 
     The first one seals, and any of them verifies.
     """
-    texts = [each.strip().encode() for each in peppers.split(",")]
-    return tuple(hmac.digest(text, _PURPOSE, "sha256") for text in texts)
+    return tuple(hmac.digest(text.encode(), _PURPOSE, "sha256") for text in secrets_of(peppers))
 
 
 def canonical(value: Any) -> str | None:

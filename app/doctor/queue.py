@@ -22,6 +22,7 @@ from engine.transport.client import QueueClient
 from engine.transport.codec import MIN_SECRET_CHARS
 from engine.transport.connection import open_async_redis, translated_errors
 from engine.transport.errors import QueueUnavailableError
+from engine.transport.secret_list import secrets_of
 
 OLDEST = (7, 0)
 LEDGER_GROUP = "ledger"
@@ -161,7 +162,7 @@ async def _ledger(
 async def _engines(url: str, secret: str | None) -> Finding:
     if not secret:
         return skip("engines", "TENFOLD_QUEUE_SECRET is not set")
-    if min(len(each.strip()) for each in secret.split(",")) < MIN_SECRET_CHARS:
+    if min(map(len, secrets_of(secret))) < MIN_SECRET_CHARS:
         todo = f"at least {MIN_SECRET_CHARS} characters, the same for API, worker and engine"
         return fail("engines", "TENFOLD_QUEUE_SECRET is too short", todo)
     client = QueueClient(url, "doctor", secret=secret)

@@ -17,6 +17,7 @@ from app.doctor.model import look_at_model, look_at_store
 from app.doctor.queue import look_at_queue
 from app.doctor.registry import look_at_registry
 from app.doctor.settings import DoctorSettings
+from engine.transport.secret_list import secrets_of
 
 MIN_SECRET_CHARS = 16
 
@@ -44,7 +45,7 @@ def _look_here(settings: DoctorSettings) -> list[Finding]:
 def _secrets(settings: DoctorSettings) -> Iterable[Finding]:
     """Those that every API process needs; what they are is never shown."""
     pepper, admin = _shown(settings.key_pepper), _shown(settings.admin_key)
-    if pepper is None or min(len(each.strip()) for each in pepper.split(",")) < MIN_SECRET_CHARS:
+    if pepper is None or min(map(len, secrets_of(pepper))) < MIN_SECRET_CHARS:
         yield fail(
             "key-pepper",
             "TENFOLD_KEY_PEPPER is not set, or too short",

@@ -16,6 +16,7 @@ import hmac
 import msgspec
 
 from engine.messages import EngineError, ModuleFigure
+from engine.transport.secret_list import secrets_of
 
 UNCERTIFIED = EngineError(
     code="adapter_uncertified", message="The adapter has no valid certificate on this base."
@@ -45,7 +46,7 @@ class Certificates:
 
     def __init__(self, secrets: str, base_fingerprint: str) -> None:
         """secrets: as `engine.transport.codec.Codec` has them: the first signs, any is believed."""
-        self._keys = [secret.strip().encode() for secret in secrets.split(",")]
+        self._keys = [secret.encode() for secret in secrets_of(secrets)]
         self._base = base_fingerprint.encode()
 
     def issue(self, digest: str, figures: Figures) -> str:

@@ -28,6 +28,7 @@ from engine.messages import (
     UsageRecord,
 )
 from engine.transport.errors import MessageDecodeError
+from engine.transport.secret_list import secrets_of
 
 WIRE_VERSION = b"\x02"  # lua/prelude.lua has it for publish.lua and must agree
 MAC_BYTES = 16
@@ -73,7 +74,7 @@ class Codec:
 
         With an empty one a MAC tells damage, and no forgery. Raises ValueError for a short one.
         """
-        self._keys = [secret.strip().encode() for secret in secrets.split(",")]
+        self._keys = [secret.encode() for secret in secrets_of(secrets)]
         if secrets and min(map(len, self._keys)) < MIN_SECRET_CHARS:
             raise ValueError(f"a queue secret has at least {MIN_SECRET_CHARS} characters")
 
