@@ -4,22 +4,23 @@ Knows nothing of adapters. Invariants: after `confine` this process reads the fi
 others, writes none, and neither connects, starts a process nor imports a module; it ends itself
 when it takes more memory, processor time or wall time than it was given. There is no way back.
 
-The kernel keeps the limits (setrlimit(2), alarm(2)); what may be opened and called is kept by an
-audit hook (PEP 578), which Python code cannot remove. What is not in the hook's list is denied.
+The kernel keeps the limits (setrlimit(2), alarm(2)) and, where it can, filters the system calls
+(`app.adapters.syscall_filter`). What may be opened and called is kept by an audit hook (PEP 578),
+which Python code cannot remove. What is not in the hook's list is denied.
 """
 
 from __future__ import annotations
 
-import os
 import resource
 import signal
 import sys
 from collections.abc import Callable, Collection
 from typing import Any
 
+from app.adapters.syscall_filter import OPENS_TO_WRITE, filter_syscalls
+
 STATUS_FILE = "/proc/self/status"
 MAX_OPEN_FILES = 32
-_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 # Events that change nothing outside the process and read nothing from outside it.
 _HARMLESS = frozenset(
@@ -55,11 +56,12 @@ def confine(
     cpu_s: int,
     deadline_s: int,
     allowed: Collection[str] = (),
-) -> None:
+) -> bool:
     """Give up everything but reading the files `readable`, by exactly these paths.
 
     memory_bytes: address space beyond what the process has now.
     allowed: audit events that are harmless for what this process does.
+    Returns whether the kernel filters its system calls too.
     """
     limits = {
         resource.RLIMIT_CPU: (cpu_s, cpu_s + 1),  # the first is told by SIGXCPU
@@ -73,7 +75,9 @@ def confine(
         resource.setrlimit(kind, pair)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(deadline_s)
+    is_filtered = filter_syscalls()
     sys.addaudithook(_hook(frozenset({*readable, STATUS_FILE}), _HARMLESS.union(allowed)))
+    return is_filtered
 
 
 def peak_bytes() -> int:
@@ -87,7 +91,7 @@ def _hook(
     def check(event: str, args: tuple[Any, ...]) -> None:
         if event == "open":
             path, _, flags = args
-            if path in readable and not flags & _WRITES:
+            if path in readable and not flags & OPENS_TO_WRITE:
                 return
         elif event in harmless:
             return

@@ -43,11 +43,13 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """Every finding, in order. `summary`: what is remembered of an adapter without errors.
 
     peak_bytes: the most that was resident of the child, what it mapped included; 0 where unknown.
+    is_filtered: whether the kernel kept the child from system calls that it has no use for.
     """
 
     findings: tuple[Finding, ...]
     summary: dict[str, Any] | None = None
     peak_bytes: int = 0
+    is_filtered: bool = False
 
     @property
     def is_accepted(self) -> bool:

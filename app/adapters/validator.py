@@ -199,10 +199,13 @@ def _answer(said: bytes) -> Answer:
         log.warning("validator_ended", status=status, limit=_LIMITS[status])
         return _refused(_LIMITS[status])
     try:
-        return msgspec.json.decode(output, type=Answer)
+        answer = msgspec.json.decode(output, type=Answer)
     except msgspec.MsgspecError:
         log.error("validator_failed", status=status, said=output.decode(errors="replace"))
         raise ValidatorError(f"the validator's child ended with {status}") from None
+    if not answer.is_filtered:
+        log.warning("validator_unfiltered", reason="this system has no filter of system calls")
+    return answer
 
 
 def _refused(limit: str) -> Answer:

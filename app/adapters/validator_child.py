@@ -49,13 +49,14 @@ def work(data: bytes, check: ValueCheck) -> bytes:
         if task.model is not None:
             base_files = BaseFiles.from_folder(Path(task.model), task.base)
             mapped |= {str(path) for path, _ in base_files.spans.values()}
-    confine(
+    is_filtered = confine(
         {config, weights, *mapped},
         memory_bytes=task.memory_bytes + sum(Path(path).stat().st_size for path in mapped),
         cpu_s=task.cpu_s,
         deadline_s=DEADLINE_PER_CPU_S * task.cpu_s,
     )
-    return msgspec.json.encode(_check(task, Path(config), Path(weights), base_files, check))
+    answer = _check(task, Path(config), Path(weights), base_files, check)
+    return msgspec.json.encode(msgspec.structs.replace(answer, is_filtered=is_filtered))
 
 
 def _check(

@@ -13,6 +13,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from app.adapters.syscall_filter import is_supported
 from app.doctor.findings import Finding, fail, ok, skip, warn
 
 SMI_TIMEOUT_S = 10.0
@@ -37,8 +38,13 @@ def run_smi() -> str | None:
     return done.stdout.strip()
 
 
-def look_at_machine(data_dir: Path, smi: Callable[[], str | None] = run_smi) -> Iterator[Finding]:
+def look_at_machine(
+    data_dir: Path,
+    smi: Callable[[], str | None] = run_smi,
+    filters_syscalls: Callable[[], bool] = is_supported,
+) -> Iterator[Finding]:
     yield _gpu(smi)
+    yield _syscall_filter(filters_syscalls())
     yield _open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     yield _cores()
     yield _shared_memory(Path("/dev/shm"))
@@ -50,6 +56,18 @@ def _gpu(smi: Callable[[], str | None]) -> Finding:
     if not said:
         return skip("gpu", "no NVIDIA GPU is seen here: an engine on this machine uses the CPU")
     return ok("gpu", "; ".join(said.splitlines()))
+
+
+def _syscall_filter(is_there: bool) -> Finding:
+    """Of the processes that read what tenants upload."""
+    if not is_there:
+        return warn(
+            "syscall-filter",
+            "this system filters no system calls: limits and Python's own audit hook alone confine "
+            "the processes that read tenants' files",
+            "run API and worker on Linux, x86_64 or aarch64, where seccomp is allowed",
+        )
+    return ok("syscall-filter", "the kernel confines the processes that read tenants' files")
 
 
 def _open_files(limit: int) -> Finding:

@@ -117,6 +117,14 @@ def test_gpus_are_named_and_none_is_no_failure(tmp_path: Path) -> None:
     assert by_check(list(look_at_machine(tmp_path, lambda: None)))["gpu"].status == "skip"
 
 
+def test_a_system_that_filters_no_calls_is_a_warning(tmp_path: Path) -> None:
+    there, not_there = (
+        by_check(list(look_at_machine(tmp_path, lambda: None, is_there)))["syscall-filter"]
+        for is_there in (lambda: True, lambda: False)
+    )
+    assert (there.status, not_there.status) == ("ok", "warn") and not_there.todo
+
+
 def test_warnings_leave_it_well_and_a_failure_does_not() -> None:
     findings = [Finding("a", "ok", ""), Finding("b", "warn", "", "x"), Finding("c", "skip", "")]
     assert is_well(findings)

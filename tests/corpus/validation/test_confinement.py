@@ -11,7 +11,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+from structlog.testing import capture_logs
 
+from app.adapters.syscall_filter import is_supported
 from app.adapters.validation_messages import Answer, Task
 from app.adapters.validator import ZYGOTE, Validator, ValidatorError
 from lora.limits import DEFAULT_LIMITS
@@ -19,6 +21,7 @@ from tests.builders.adapters import TINY_BASE, lora_tensors, plain_config, write
 from tests.builders.waiting import until
 
 MISBEHAVING = "tests.corpus.validation.misbehaving"
+UNFILTERED = "tests.corpus.validation.unfiltered"
 FORBIDDEN = {
     "socket": "socket.__new__",
     "resolve": "socket.getaddrinfo",
@@ -38,6 +41,9 @@ FORBIDDEN = {
     "ctypes": "ctypes.dlopen",
 }
 
+RAW = ("raw socket", "raw execve", "raw kill", "raw openat", "raw prlimit64")
+needs_filter = pytest.mark.skipif(not is_supported(), reason="this kernel filters no calls")
+
 
 def task_of(folder: Path, *, cpu_s: int = 20) -> Task:
     return Task(
@@ -45,23 +51,61 @@ def task_of(folder: Path, *, cpu_s: int = 20) -> Task:
     )
 
 
-async def answer_to(tmp_path: Path, act: str, *, cpu_s: int = 20) -> Answer:
+@pytest.fixture(scope="module")
+def astray() -> Validator:
+    """Of most tests here: it starts once."""
+    return Validator(zygote=MISBEHAVING)
+
+
+async def answer_to(validator: Validator, tmp_path: Path, act: str, *, cpu_s: int = 20) -> Answer:
     write_adapter(tmp_path / act, lora_tensors())
-    return await Validator(zygote=MISBEHAVING).run(task_of(tmp_path / act, cpu_s=cpu_s))
+    return await validator.run(task_of(tmp_path / act, cpu_s=cpu_s))
 
 
 @pytest.mark.parametrize(("act", "event"), FORBIDDEN.items())
 async def test_a_child_can_neither_connect_nor_start_nor_import_nor_look_around(
-    tmp_path: Path, act: str, event: str
+    astray: Validator, tmp_path: Path, act: str, event: str
 ) -> None:
-    answer = await answer_to(tmp_path, act)
+    answer = await answer_to(astray, tmp_path, act)
     [found] = answer.findings
     assert found.code == "forbidden"
     assert found.message.startswith(f"{event} is forbidden here")
 
 
-async def test_control_a_child_that_does_nothing_is_heard(tmp_path: Path) -> None:
-    answer = await answer_to(tmp_path, "nothing")
+@needs_filter
+async def test_native_code_that_asks_the_kernel_past_the_audit_hook_is_denied(
+    astray: Validator, tmp_path: Path
+) -> None:
+    for act in RAW:
+        answer = await answer_to(astray, tmp_path, act)
+        [found] = answer.findings
+        assert (found.code, found.message) == ("denied", act.removeprefix("raw "))
+        assert answer.is_filtered
+
+
+async def test_control_without_the_filter_the_kernel_does_it_and_the_log_says_so(
+    tmp_path: Path,
+) -> None:
+    unfiltered = Validator(zygote=UNFILTERED)
+    for act in RAW:
+        if act == "raw execve":
+            with pytest.raises(ValidatorError, match="ended with 0"):  # it became `true`
+                await answer_to(unfiltered, tmp_path, act)
+            continue
+        with capture_logs() as logs:
+            answer = await answer_to(unfiltered, tmp_path, act)
+        [found] = answer.findings
+        assert (found.code, found.message) == ("done", act)
+        assert not answer.is_filtered
+        assert [line["event"] for line in logs] == ["validator_unfiltered"]
+    [heard] = (await answer_to(unfiltered, tmp_path, "socket")).findings
+    assert heard.code == "forbidden"  # the audit hook is there without it
+
+
+async def test_control_a_child_that_does_nothing_is_heard(
+    astray: Validator, tmp_path: Path
+) -> None:
+    answer = await answer_to(astray, tmp_path, "nothing")
     assert [(found.code, found.message) for found in answer.findings] == [("done", "nothing")]
     assert answer.is_accepted and answer.summary is not None
 
@@ -70,10 +114,10 @@ async def test_control_a_child_that_does_nothing_is_heard(tmp_path: Path) -> Non
     ("act", "limit"), [("memory", "memory"), ("spin", "time"), ("wait", "time")]
 )
 async def test_a_child_that_takes_too_much_is_ended_and_its_adapter_refused(
-    tmp_path: Path, act: str, limit: str
+    astray: Validator, tmp_path: Path, act: str, limit: str
 ) -> None:
     began_at = time.monotonic()
-    answer = await answer_to(tmp_path, act, cpu_s=1)
+    answer = await answer_to(astray, tmp_path, act, cpu_s=1)
     assert [(found.code, found.severity) for found in answer.findings] == [
         ("validation_limits_exceeded", "error")
     ]
@@ -82,9 +126,11 @@ async def test_a_child_that_takes_too_much_is_ended_and_its_adapter_refused(
 
 
 @pytest.mark.parametrize("act", ["exit"])
-async def test_a_child_that_ends_by_itself_is_our_own_failure(tmp_path: Path, act: str) -> None:
+async def test_a_child_that_ends_by_itself_is_our_own_failure(
+    astray: Validator, tmp_path: Path, act: str
+) -> None:
     with pytest.raises(ValidatorError, match="ended with 3"):
-        await answer_to(tmp_path, act)
+        await answer_to(astray, tmp_path, act)
 
 
 async def test_nothing_of_the_parents_environment_reaches_a_child(
