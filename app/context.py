@@ -21,6 +21,8 @@ from app.adapters.validator import Validator
 from app.admission.service import Admission
 from app.admission.settlement import load_spend
 from app.availability import Availability
+from app.chat_templates.sandbox import TemplateSandbox
+from app.chat_templates.versions import VersionTemplates
 from app.completions.tokenizer import Tokenizer
 from app.completions.turnstile import Turnstile
 from app.db import Database
@@ -59,6 +61,8 @@ class AppContext:
     parts: PartStore
     base: BaseSpec
     tokenizer: Tokenizer
+    sandbox: TemplateSandbox
+    templates: VersionTemplates
     queue: QueueClient
     levers: EngineLevers
     samples: SampleBook
@@ -83,10 +87,16 @@ async def open_context(settings: Settings, now: Clock | None = None) -> AsyncIte
     metrics = ApiMetrics(settings.metrics_top_tenants)
     base = await asyncio.to_thread(BaseSpec.from_folder, settings.model, settings.model_id)
     tokenizer = await asyncio.to_thread(Tokenizer.from_folder, settings.model)
+    sandbox = TemplateSandbox(tokenizer.special_tokens)
     database = Database(
         settings.database_url,
         pool_size=settings.database_pool_size,
         statement_timeout_s=STATEMENT_TIMEOUT_S,
+    )
+    store = open_store(
+        settings.adapter_store,
+        cache=settings.adapter_copies,
+        max_cache_bytes=settings.adapter_cache_bytes,
     )
     timeout_s = settings.dependency_timeout_s
     registry = Availability("registry", database.ping, timeout_s=REGISTRY_SHARE * timeout_s)
@@ -114,14 +124,12 @@ async def open_context(settings: Settings, now: Clock | None = None) -> AsyncIte
             database=database,
             registry=snapshot,
             revocations=revocations,
-            store=open_store(
-                settings.adapter_store,
-                cache=settings.adapter_copies,
-                max_cache_bytes=settings.adapter_cache_bytes,
-            ),
+            store=store,
             parts=open_parts(settings.adapter_store),
             base=base,
             tokenizer=tokenizer,
+            sandbox=sandbox,
+            templates=VersionTemplates(store, sandbox),
             queue=queue,
             levers=levers,
             samples=samples,
@@ -146,6 +154,7 @@ async def open_context(settings: Settings, now: Clock | None = None) -> AsyncIte
         await samples.close()
         await levers.close()
         await queue.close()
+        await sandbox.close()
         await database.close()
         await asyncio.to_thread(tracing.close)
 

@@ -32,9 +32,11 @@ from app.adapters.service import find_adapter
 from app.adapters.states import REJECTED, VERIFYING, change_state
 from app.adapters.storage_errors import storage_errors
 from app.adapters.structure_check import Checked, check_folder
+from app.adapters.template_check import template_findings
 from app.adapters.validator import Validator
 from app.adapters.versions_repository import VersionRepository, lock_bytes
 from app.audit.trail import AuditTrail
+from app.chat_templates.sandbox import TemplateSandbox
 from app.context import AppContext
 from app.db import Database, tenant_scope
 from app.errors import NotFoundError
@@ -69,6 +71,9 @@ class IntakeContext(Protocol):
 
     @property
     def validator(self) -> Validator: ...
+
+    @property
+    def sandbox(self) -> TemplateSandbox: ...
 
 
 async def upload_version(
@@ -109,8 +114,8 @@ async def accept_folder(
     """A new version in state `verifying`, or the existing one with these bytes.
 
     The way in of every upload, import and completed session. `folder` holds the received files by
-    their accepted names, `files` what was received, by the same names: `CONFIG_FILE` and
-    `WEIGHTS_FILE` of `lora.store`; it stays the caller's, who removes it. activates: the version is
+    their accepted names, `files` what was received, by the same names, which are those of
+    `lora.store`; it stays the caller's, who removes it. activates: the version is
     to be active as soon as it has passed. Sending the same bytes again puts them back where the
     store lost or damaged them; a rejected version, and one without a certificate, is tried again.
 
@@ -122,8 +127,9 @@ async def accept_folder(
         adapter = await find_adapter(session, tenant_id, adapter_reference)
         limits = await _limits_of(context, session, tenant_id)
         others = await known_bases(session, tenant_id, context.settings.other_bases)
+    found = await template_findings(context.sandbox, tenant_id, folder, files, context.base)
     checked = await check_folder(
-        context.validator, folder, files, context.base, limits, known_bases=others
+        context.validator, folder, files, context.base, limits, known_bases=others, found=found
     )
     async with context.validator.turn, context.database.session() as session:
         await tenant_scope(session, tenant_id)
@@ -148,6 +154,7 @@ async def dry_run(context: AppContext, tenant_id: str, reference: str, request: 
     with staging(context.settings.data_dir) as folder:
         with storage_errors():
             files = await receive_files(request, folder, context.settings.max_upload_bytes)
+        found = await template_findings(context.sandbox, tenant_id, folder, files, context.base)
         return await check_folder(
             context.validator,
             folder,
@@ -155,6 +162,7 @@ async def dry_run(context: AppContext, tenant_id: str, reference: str, request: 
             context.base,
             limits,
             known_bases=others,
+            found=found,
             reads_values=True,
         )
 

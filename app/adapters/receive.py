@@ -11,6 +11,7 @@ from pathlib import Path
 from starlette.requests import Request
 
 from app.adapters.multipart import MultipartReceiver
+from app.chat_templates.checking import MAX_TEMPLATE_BYTES
 from app.receiving import (
     MULTIPART_OVERHEAD_BYTES,
     declared_bytes,
@@ -19,7 +20,7 @@ from app.receiving import (
     too_large,
 )
 from lora.digest import FileDigest
-from lora.store import CONFIG_FILE, WEIGHTS_FILE
+from lora.store import CHAT_TEMPLATE_FILE, CONFIG_FILE, WEIGHTS_FILE
 
 MAX_CONFIG_BYTES = 1 << 20  # `lora` has its own, lower limit, and a better answer
 
@@ -31,14 +32,13 @@ async def receive_files(
 
     Raises ApiError: 413 `file_too_large`, 415, 422 `file_not_allowed`, 408 `upload_too_slow`.
     """
-    max_body_bytes = max_upload_bytes + MAX_CONFIG_BYTES + MULTIPART_OVERHEAD_BYTES
+    allowed = max_bytes_by_name(max_upload_bytes)
+    max_body_bytes = sum(allowed.values()) + MULTIPART_OVERHEAD_BYTES
     refuse_encoding(request)
     declared = declared_bytes(request)
     if declared is not None and declared > max_body_bytes:
         raise too_large(max_body_bytes)
-    receiver = MultipartReceiver(
-        request.headers.get("content-type"), folder, max_bytes_by_name(max_upload_bytes)
-    )
+    receiver = MultipartReceiver(request.headers.get("content-type"), folder, allowed)
     try:
         await pump(request, receiver.feed, max_body_bytes, lambda: too_large(max_body_bytes))
         return receiver.finish()
@@ -48,4 +48,8 @@ async def receive_files(
 
 def max_bytes_by_name(max_upload_bytes: int) -> dict[str, int]:
     """The files that are accepted, and how large each may be."""
-    return {CONFIG_FILE: MAX_CONFIG_BYTES, WEIGHTS_FILE: max_upload_bytes}
+    return {
+        CONFIG_FILE: MAX_CONFIG_BYTES,
+        WEIGHTS_FILE: max_upload_bytes,
+        CHAT_TEMPLATE_FILE: MAX_TEMPLATE_BYTES,
+    }

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from datetime import date, datetime
+from typing import Any
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -24,13 +25,17 @@ from app.plans.terms import adapter_limits
 from app.rollouts.shadows import ShadowModel
 from engine.messages import AdapterRef
 from lora.base_spec import BaseSpec
+from lora.store import CHAT_TEMPLATE_FILE
 
 BASE_OWNER = "tenfold"
 
 
 @dataclass(frozen=True, slots=True)
 class ResolvedModel:
-    """What a request runs on, pinned for its life. All but `requested` is None for the base."""
+    """What a request runs on, pinned for its life. All but `requested` is None for the base.
+
+    template_sha256: of the chat template that the version brought with it, if it did.
+    """
 
     requested: str
     adapter: AdapterRef | None = None
@@ -38,6 +43,7 @@ class ResolvedModel:
     digest: str | None = None
     version_id: str | None = None
     adapter_id: str | None = None
+    template_sha256: str | None = None
     limits: tuple[Limit, ...] = ()
     weighted_alias: str | None = None
     """The alias that was drawn from, where it means several versions."""
@@ -167,6 +173,7 @@ def _resolved(
         digest=found.digest,
         version_id=found.version_id,
         adapter_id=found.adapter_id,
+        template_sha256=_template_of(found.files),
         limits=adapter_limits(found.adapter_id, found.limits),
         weighted_alias=alias,
     )
@@ -187,7 +194,12 @@ def _shadow(principal: Principal, alias: str | None, found: NamedVersion) -> Sha
         adapter_id=found.adapter_id,
         alias=alias,
         share=found.shadow_share,
+        template_sha256=_template_of(found.shadow_files or []),
     )
+
+
+def _template_of(files: list[dict[str, Any]]) -> str | None:
+    return next((file["sha256"] for file in files if file["name"] == CHAT_TEMPLATE_FILE), None)
 
 
 def _check_base(principal: Principal, model: str) -> None:

@@ -43,6 +43,7 @@ class NamedVersion:
     state: str
     shutdown_on: date | None
     is_served: bool
+    files: list[dict[str, Any]]
     certificate: str | None = None
     weight: int = WHOLE
     sticky_by: str | None = None
@@ -50,6 +51,7 @@ class NamedVersion:
     shadow_id: str | None = None
     shadow_digest: str | None = None
     shadow_locator: str | None = None
+    shadow_files: list[dict[str, Any]] | None = None
     shadow_certificate: str | None = None
 
     @property
@@ -108,6 +110,7 @@ def _versions(tenant_id: str, base_model_id: str) -> Select[*tuple[Any, ...]]:
             AdapterVersion.state,
             AdapterVersion.shutdown_on,
             _is_served().label("is_served"),
+            AdapterVersion.files,
             func.jsonb_extract_path_text(AdapterVersion.certificate, "certificate"),
         )
         .join(AdapterVersion, AdapterVersion.adapter_id == Adapter.id)
@@ -142,6 +145,7 @@ def _join_alias(query: Select[*tuple[Any, ...]]) -> Select[*tuple[Any, ...]]:
             _shadow.id,
             _shadow.digest,
             _shadow.locator,
+            _shadow.files,
             func.jsonb_extract_path_text(_shadow.certificate, "certificate"),
         )
     )

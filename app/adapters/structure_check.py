@@ -1,13 +1,13 @@
 """The first half of an upload's validation: what its configuration and its header say.
 
-Knows nothing of rows or of stores. Invariant: the files are read by a validator's child and by
-nobody else; a refusal lists all that was found.
+Knows nothing of rows or of stores. Invariant: configuration and weights are read by a validator's
+child and by nobody else; a refusal lists all that was found.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,11 +44,13 @@ async def check_folder(
     limits: ManifestLimits,
     *,
     known_bases: Collection[str] = (),
+    found: Sequence[Finding] = (),
     reads_values: bool = False,
 ) -> Checked:
     """Every structural check, and every number where that is asked for.
 
-    known_bases: names of other bases, of which the adapter must not be.
+    known_bases: names of other bases, of which the adapter must not be. found: what was found
+    already, of files that a validator's child does not read.
     Raises the refusal with all findings, and UnavailableError (`validator_failed`) where the child
     failed for our own reasons.
     """
@@ -67,9 +69,10 @@ async def check_folder(
                 internal=str(error),
             ) from error
     duration_ms = round(1e3 * (time.monotonic() - started_at))
-    if answer.summary is None or not answer.is_accepted:
-        raise refusal(answer.findings, digest, duration_ms=duration_ms)
-    return Checked(digest, answer.summary, answer.findings, duration_ms)
+    findings = (*answer.findings, *found)
+    if answer.summary is None or any(each.severity == "error" for each in findings):
+        raise refusal(findings, digest, duration_ms=duration_ms)
+    return Checked(digest, answer.summary, findings, duration_ms)
 
 
 def _missing_files(files: Mapping[str, FileDigest]) -> Answer | None:

@@ -31,8 +31,8 @@ def refuse_unexpected(name: str, head: bytes) -> ApiError:
     code = _code_by_content(head) or _code_by_suffix(PurePosixPath(name).suffix.lower())
     if code is None:
         return UnprocessableError(
-            f"'{shown}' is not part of an adapter. Send adapter_config.json and "
-            "adapter_model.safetensors only.",
+            f"'{shown}' is not part of an adapter. Send adapter_config.json, "
+            "adapter_model.safetensors and, if it has one, chat_template.jinja only.",
             code="file_not_allowed",
             param=shown,
         )

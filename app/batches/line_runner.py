@@ -18,12 +18,14 @@ import msgspec
 import structlog
 from pydantic import ValidationError
 
+from app.adapters.resolver import ResolvedModel
 from app.auth import Principal, verify_again
 from app.batches.acceptance import LineAcceptance
 from app.batches.answers import LineAnswer, answered, line_request_id, never_run, refused
 from app.batches.lines import InputLine
 from app.batches.patience import Patience
 from app.batches.schemas import CHAT
+from app.completions.conversation import conversation_prompt
 from app.completions.draw import draw_of
 from app.completions.endpoints import DEFAULT_TEXT_TOKENS
 from app.completions.schemas import ChatCompletionBody, CommonBody, CompletionBody
@@ -155,29 +157,36 @@ class LineRunner:
         request_id = line_request_id(self.batch_id, line.number)
         if self.endpoint == CHAT:
             chat = self._checked(ChatCompletionBody, line.body)
-            prompts = [await prompter(self.context).chat(chat)]
+            model = await self._pinned(principal, chat, request_id)
+            prompts = [await conversation_prompt(self.context, chat, model)]
             max_tokens = chat.max_completion_tokens or chat.max_tokens
-            answer = await self._planned(principal, chat, prompts, request_id, max_tokens, None)
+            answer = self._planned(principal, model, chat, prompts, request_id, max_tokens, None)
             shape = ChatShape(answer.head, False, chat.metadata, answer.asked.tier.value)
             return answer, shape
         text = self._checked(CompletionBody, line.body)
+        model = await self._pinned(principal, text, request_id)
         prompts = await prompter(self.context).texts(text.prompt)
-        answer = await self._planned(
-            principal, text, prompts, request_id, text.max_tokens, DEFAULT_TEXT_TOKENS
+        answer = self._planned(
+            principal, model, text, prompts, request_id, text.max_tokens, DEFAULT_TEXT_TOKENS
         )
         return answer, TextShape(answer.head)
 
-    async def _planned(
+    async def _pinned(
+        self, principal: Principal, body: CommonBody, request_id: str
+    ) -> ResolvedModel:
+        draw = draw_of(body, principal, request_id)
+        return await pin_model(self.context, principal, body.model, draw)
+
+    def _planned(
         self,
         principal: Principal,
+        model: ResolvedModel,
         body: CommonBody,
         prompts: list[list[int]],
         request_id: str,
         max_tokens: int | None,
         default_max_tokens: int | None,
     ) -> Answer:
-        draw = draw_of(body, principal, request_id)
-        model = await pin_model(self.context, principal, body.model, draw)
         return plan(
             self.context,
             principal,

@@ -15,6 +15,7 @@ from fastapi import APIRouter, Depends, Request, Response
 
 from app.auth import Principal, require_inference
 from app.completions.connection import while_connected
+from app.completions.conversation import conversation_prompt, shadow_prompt
 from app.completions.draw import draw_of
 from app.completions.headers import response_headers
 from app.completions.schemas import ChatCompletionBody, CommonBody, CompletionBody
@@ -45,7 +46,7 @@ async def create_chat_completion(
     draw = draw_of(body, principal, request.state.request_id)
     model = await pin_model(context, principal, body.model, draw)
     # 4. do
-    prompt = await prompter(context).chat(body)
+    prompt = await conversation_prompt(context, body, model)
     answer = plan(
         context,
         principal,
@@ -102,7 +103,8 @@ async def _respond(
     request.state.is_watched = True  # from here on its metrics are those of its answer
     generated = generate(context, answer, Patience())
     if answer.model.is_observed:
-        generated = observed(context, answer, body.stop, generated)
+        reprompt = shadow_prompt(context, body, answer.model)
+        generated = observed(context, answer, body.stop, generated, reprompt)
     if body.stream:
         stall_timeout_s = context.settings.client_stall_timeout_s
         return EventStreamResponse(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,9 @@ MAX_CHARS_PER_TOKEN = 16
 
 _ROLES = {"developer": "system", "function": "tool"}
 
+Render = Callable[[list[Message], dict[str, Any], int], Awaitable[str]]
+"""(messages, variables, max_chars) -> the text of a prompt. Raises ApiError."""
+
 
 @dataclass(frozen=True, slots=True)
 class Prompter:
@@ -33,12 +36,19 @@ class Prompter:
     vocab_size: int
     max_model_len: int
 
-    async def chat(self, body: ChatCompletionBody) -> list[int]:
-        """The prompt of a conversation. Raises BadRequestError."""
+    async def chat(self, body: ChatCompletionBody, render: Render | None = None) -> list[int]:
+        """The prompt of a conversation, through the base's template or the one behind `render`.
+
+        Raises BadRequestError, and what `render` raises.
+        """
         messages = [_to_template(i, message) for i, message in enumerate(body.messages)]
         self._check_length(sum(len(m["content"]) for m in messages), "messages")
         variables = body.chat_template_kwargs or {}
-        prompt = await asyncio.to_thread(self._render_and_encode, messages, variables)
+        if render is None:
+            prompt = await asyncio.to_thread(self._render_and_encode, messages, variables)
+        else:
+            rendered = await render(messages, variables, self._max_chars)
+            prompt = await asyncio.to_thread(self._encode, rendered)
         return self._checked(prompt, "messages")
 
     async def texts(self, prompts: Sequence[str] | Sequence[list[int]]) -> list[list[int]]:
@@ -74,14 +84,24 @@ class Prompter:
             )
         try:
             rendered = template.render(messages, variables)
+        except ChatTemplateError as error:
+            raise BadRequestError(str(error), param="messages") from error
+        return self._encode(rendered)
+
+    def _encode(self, rendered: str) -> list[int]:
+        try:
             rendered.encode()
-        except (ChatTemplateError, UnicodeEncodeError) as error:
+        except UnicodeEncodeError as error:
             raise BadRequestError(str(error), param="messages") from error
         self._check_length(len(rendered), "messages")
         return self.tokenizer.encode_chat(rendered)
 
+    @property
+    def _max_chars(self) -> int:
+        return MAX_CHARS_PER_TOKEN * self.max_model_len
+
     def _check_length(self, num_chars: int, param: str) -> None:
-        max_chars = MAX_CHARS_PER_TOKEN * self.max_model_len
+        max_chars = self._max_chars
         if num_chars > max_chars:
             raise BadRequestError(
                 f"This model's maximum context length is {self.max_model_len} tokens, which no text"

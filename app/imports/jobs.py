@@ -15,6 +15,8 @@ import structlog
 
 from app.adapters.validator import Validator
 from app.audit.trail import worker_trail
+from app.chat_templates.sandbox import TemplateSandbox
+from app.completions.tokenizer import read_special_tokens
 from app.db import Database
 from app.errors import UnavailableError
 from app.imports.publishers import Publishers
@@ -59,6 +61,7 @@ class WorkerIntake:
     store: AdapterStore
     base: BaseSpec
     validator: Validator
+    sandbox: TemplateSandbox
 
 
 def open_imports(
@@ -69,7 +72,8 @@ def open_imports(
     now: Callable[[], datetime],
 ) -> ImportJobs:
     """Raises ValueError for an allow-list or a network that is none, OSError without the CA."""
-    intake = WorkerIntake(settings, database, store, base, Validator())
+    sandbox = TemplateSandbox(read_special_tokens(settings.model))
+    intake = WorkerIntake(settings, database, store, base, Validator(), sandbox)
     # A bucket that is asked without TLS is where imports find theirs, too.
     is_plain = PLAIN_HTTP in settings.adapter_store.partition("://")[0]
     publishers = Publishers(

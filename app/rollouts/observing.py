@@ -19,7 +19,7 @@ from app.context import AppContext
 from app.errors import ApiError
 from app.promptly import done_or_left
 from app.rollouts.gates import Sample
-from app.rollouts.shadowing import MAX_WATCHED_CHARS
+from app.rollouts.shadowing import MAX_WATCHED_CHARS, Reprompt
 
 SERVER_ERROR = 500
 # What tells nothing of a version: the other one would have been answered so too.
@@ -79,10 +79,16 @@ async def observed(
     answer: Answer,
     stops: Sequence[str],
     generated: AsyncGenerator[list[Delta], None],
+    reprompt: Reprompt | None = None,
 ) -> AsyncGenerator[list[Delta], None]:
-    """`generated` as it is; its first sequence runs on the model's shadow too, if it has one."""
+    """`generated` as it is; its first sequence runs on the model's shadow too, if it has one.
+
+    reprompt: of `app.completions.conversation.shadow_prompt`.
+    """
     watch, shadow = _Watch(), answer.model.shadow
-    run = None if shadow is None else context.shadows.begin(shadow, answer.requests[0], stops)
+    run = None
+    if shadow is not None:
+        run = context.shadows.begin(shadow, answer.requests[0], stops, reprompt)
     is_whole = False
     try:
         async with aclosing(generated):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
 
@@ -19,6 +19,7 @@ import structlog
 
 from app.completions.choice import Choice
 from app.completions.tokenizer import Tokenizer
+from app.errors import ApiError
 from app.rollouts.samples import SampleBook
 from app.rollouts.shadows import ShadowModel, ShadowSample
 from engine.messages import TRIAL_TENANT, EngineRequest, FinishReason, ServiceTier
@@ -30,6 +31,9 @@ log = structlog.get_logger()
 TIMEOUT_S = 120.0
 MAX_WATCHED_CHARS = 65_536  # of an answer; beyond that it is neither parsed nor compared
 MAX_AT_ONCE = 64  # of one API process; beyond that requests run without their shadow
+
+Reprompt = Callable[[EngineRequest], Awaitable[EngineRequest]]
+"""The same request, with the prompt that another template makes. Raises ApiError."""
 
 Run = asyncio.Task[str | None]
 """What the second version says; None where it failed."""
@@ -53,13 +57,20 @@ class Shadows:
         self._num_open = 0
 
     def begin(
-        self, shadow: ShadowModel, request: EngineRequest, stops: Sequence[str]
+        self,
+        shadow: ShadowModel,
+        request: EngineRequest,
+        stops: Sequence[str],
+        reprompt: Reprompt | None = None,
     ) -> Run | None:
-        """Let `request` run on the shadow too; None where too many do already."""
+        """Let `request` run on the shadow too; None where too many do already.
+
+        reprompt: gives it the prompt that the shadow's own template makes.
+        """
         if self._num_open >= MAX_AT_ONCE:
             return None
         self._num_open += 1
-        run = asyncio.create_task(self._run(_beside(shadow, request), stops))
+        run = asyncio.create_task(self._run(_beside(shadow, request), stops, reprompt))
         run.add_done_callback(self._close_one)
         return run
 
@@ -84,12 +95,16 @@ class Shadows:
         if not run.cancelled() and run.exception() is not None:
             log.error("shadow_failed", exc_info=run.exception())
 
-    async def _run(self, request: EngineRequest, stops: Sequence[str]) -> str | None:
+    async def _run(
+        self, request: EngineRequest, stops: Sequence[str], reprompt: Reprompt | None
+    ) -> str | None:
         detokenizer = self._tokenizer.start_detokenizer()
         choice = Choice(0, detokenizer, stops, request.sampling.stop_token_ids)
         chunks: list[str] = []
         num_chars = 0
         try:
+            if reprompt is not None:  # all that it waits for has a deadline
+                request = await reprompt(request)
             async with (
                 asyncio.timeout(TIMEOUT_S),
                 await self._queue.submit(request, queue_timeout_s=TIMEOUT_S) as stream,
@@ -103,7 +118,7 @@ class Shadows:
                         num_chars += len(chunk)
                     if choice.is_finished:
                         return "".join(chunks)
-        except (TimeoutError, QueueUnavailableError):
+        except (ApiError, TimeoutError, QueueUnavailableError):
             return None
         return None
 

@@ -12,13 +12,17 @@ from engine.messages import AdapterRef
 
 @dataclass(frozen=True, slots=True)
 class ShadowModel:
-    """A version that a request is to run on as well, for comparison. `share`: of a hundred."""
+    """A version that a request is to run on as well, for comparison. `share`: of a hundred.
+
+    template_sha256: of the chat template that the version brought with it, if it did.
+    """
 
     adapter: AdapterRef
     version_id: str
     adapter_id: str
     alias: str
     share: int
+    template_sha256: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
