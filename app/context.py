@@ -12,9 +12,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
-from typing import cast
+from typing import Annotated, cast
 
-from fastapi import Request
+from fastapi import Depends, Request
 from opentelemetry.trace import Tracer
 
 from app.adapters.validator import Validator
@@ -166,3 +166,7 @@ def utc_now() -> datetime:
 def get_context(request: Request) -> AppContext:
     """FastAPI dependency: the process's context."""
     return cast(AppContext, request.app.state.ctx)
+
+
+Context = Annotated[AppContext, Depends(get_context)]
+"""Of an endpoint's argument."""

@@ -6,18 +6,15 @@ Knows nothing of tenants. Invariant: all of it is the operator's.
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated
-
 from fastapi import APIRouter, Depends
 from pydantic import BaseModel
 
 from app.auth import require_operator
-from app.context import AppContext, get_context
+from app.context import AppContext, Context
 from app.errors import UnavailableError
 from engine.transport.errors import QueueUnavailableError
 
 router = APIRouter(prefix="/internal", dependencies=[Depends(require_operator)])
-Context = Annotated[AppContext, Depends(get_context)]
 
 
 class DrainStatus(BaseModel):

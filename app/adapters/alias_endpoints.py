@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Query
 
 from app.adapters import aliases, service
 from app.adapters.alias_repository import AliasRepository
@@ -22,7 +22,7 @@ from app.adapters.residency import have_ready
 from app.adapters.tenancy import OwnedSession, TenantId
 from app.audit.trail import Trail
 from app.bodies import Deleted
-from app.context import AppContext, get_context
+from app.context import Context
 from app.db import tenant_scope
 from app.errors import UnavailableError
 from app.etags import IfMatch
@@ -31,7 +31,6 @@ from engine.transport.errors import QueueUnavailableError
 
 MAX_WAIT_S = 60.0
 
-Context = Annotated[AppContext, Depends(get_context)]
 Wait = Annotated[float, Query(ge=0, le=MAX_WAIT_S)]
 
 alias_router = APIRouter(prefix="/adapters/{adapter}/aliases")

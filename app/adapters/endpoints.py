@@ -6,8 +6,6 @@ the router's policy established.
 
 from __future__ import annotations
 
-from typing import Annotated
-
 from fastapi import APIRouter, Depends
 
 from app.adapters import deletion, service
@@ -20,12 +18,11 @@ from app.adapters.validate_endpoints import validate_router
 from app.adapters.version_endpoints import How, version_router
 from app.audit.trail import Trail
 from app.bodies import Deleted
-from app.context import AppContext, get_context
+from app.context import Context
 from app.idempotency.once import Once
 from app.pages import Page, Paging
 from app.rollouts.endpoints import rollout_router
 
-Context = Annotated[AppContext, Depends(get_context)]
 
 router = APIRouter(prefix="/adapters")
 

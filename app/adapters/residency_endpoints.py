@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Query
 
 from app.adapters.erasure_repository import list_erasures
 from app.adapters.residency import pull_lever, reports_on
@@ -21,14 +21,13 @@ from app.adapters.residency_schemas import (
 )
 from app.adapters.tenancy import OwnedSession, TenantId
 from app.audit.trail import Trail
-from app.context import AppContext, get_context
+from app.context import Context
 from app.pages import Page, Paging
 from engine.messages import Lever
 
 MAX_WAIT_S = 60.0
 DEFAULT_WAIT_S = 10.0
 
-Context = Annotated[AppContext, Depends(get_context)]
 Wait = Annotated[float, Query(ge=0, le=MAX_WAIT_S)]
 
 residency_router = APIRouter()

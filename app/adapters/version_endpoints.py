@@ -21,14 +21,13 @@ from app.adapters.tenancy import OwnedSession, TenantId
 from app.adapters.versions_repository import VersionRepository
 from app.audit.trail import Trail
 from app.bodies import Deleted
-from app.context import AppContext, get_context
+from app.context import AppContext, Context
 from app.db import tenant_scope
 from app.pages import Page, Paging
 
 MAX_WAIT_S = 120.0
 POLL_INTERVAL_S = 0.1
 
-Context = Annotated[AppContext, Depends(get_context)]
 Wait = Annotated[float, Query(ge=0, le=MAX_WAIT_S)]
 
 version_router = APIRouter(prefix="/adapters/{adapter}/versions")

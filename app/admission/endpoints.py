@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 from fastapi import APIRouter, Depends
 
 from app.admission.explain import explain
 from app.admission.schemas import DecisionView
 from app.auth import require_operator
-from app.context import AppContext, get_context
+from app.context import Context
 from app.session import RequestSession
 
 router = APIRouter(prefix="/explain", dependencies=[Depends(require_operator)])
-Context = Annotated[AppContext, Depends(get_context)]
 
 
 @router.get("/{request_id}")

@@ -17,14 +17,12 @@ from app.api_keys.service import Asking
 from app.audit.trail import Trail
 from app.auth import Principal, require_keys_write, require_operator
 from app.bodies import Deleted
-from app.context import AppContext, get_context
+from app.context import Context
 from app.db import tenant_scope
 from app.idempotency.once import Once
 from app.pages import Page, Paging
 from app.session import RequestSession
 from app.tenants.service import find_tenant
-
-Context = Annotated[AppContext, Depends(get_context)]
 
 
 def operator_asks(request: Request, _: Annotated[None, Depends(require_operator)]) -> None:

@@ -14,7 +14,7 @@ from app.audit.chain import audit_keys
 from app.audit.repository import AuditRepository, list_heads
 from app.audit.schemas import AuditEventView, HeadList, HeadView, Verification
 from app.auth import require_operator
-from app.context import AppContext, get_context
+from app.context import Context
 from app.db import operator_scope
 from app.errors import BadRequestError
 from app.pages import MAX_PAGE, Page, Paging
@@ -22,7 +22,6 @@ from app.session import RequestSession
 
 router = APIRouter(prefix="/audit", dependencies=[Depends(require_operator)])
 
-Context = Annotated[AppContext, Depends(get_context)]
 Mac = Annotated[str | None, Query(pattern=r"^[0-9a-f]{64}$")]
 
 

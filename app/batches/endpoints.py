@@ -10,7 +10,7 @@ from app.auth import Principal, require_inference
 from app.batches import service
 from app.batches.repository import BatchRepository
 from app.batches.schemas import BatchCreate, BatchView
-from app.context import AppContext, get_context
+from app.context import Context
 from app.db import tenant_scope
 from app.files.service import vault_of
 from app.idempotency.once import Once
@@ -19,7 +19,6 @@ from app.session import RequestSession
 
 router = APIRouter(prefix="/batches")
 
-Context = Annotated[AppContext, Depends(get_context)]
 InferencePrincipal = Annotated[Principal, Depends(require_inference)]
 After = Annotated[str | None, Query(pattern=r"^bat_[0-9a-z]{26}$")]
 Limit = Annotated[int, Query(ge=1, le=MAX_PAGE)]

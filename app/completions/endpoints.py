@@ -24,14 +24,13 @@ from app.completions.shapes import ChatShape, Shape, TextShape
 from app.completions.streaming import EventStreamResponse, frames
 from app.completions.turnstile import TurnstileRoute
 from app.completions.unsupported import refuse_unsupported
-from app.context import AppContext, get_context
+from app.context import AppContext, Context
 from app.rollouts.observing import observed
 
 DEFAULT_TEXT_TOKENS = 16  # OpenAI's default for text completions
 
 router = APIRouter(route_class=TurnstileRoute)
 
-Context = Annotated[AppContext, Depends(get_context)]
 InferencePrincipal = Annotated[Principal, Depends(require_inference)]
 
 

@@ -15,7 +15,7 @@ from fastapi.responses import StreamingResponse
 
 from app.auth import Principal, require_inference
 from app.bodies import Deleted
-from app.context import AppContext, get_context
+from app.context import Context
 from app.db import tenant_scope
 from app.files import service
 from app.files.repository import FileRepository
@@ -28,7 +28,6 @@ MAX_PAGE = 10_000  # OpenAI's
 
 router = APIRouter(prefix="/files")
 
-Context = Annotated[AppContext, Depends(get_context)]
 InferencePrincipal = Annotated[Principal, Depends(require_inference)]
 After = Annotated[str | None, Query(pattern=r"^fil_[0-9a-z]{26}$")]
 Limit = Annotated[int, Query(ge=1, le=MAX_PAGE)]

@@ -6,15 +6,13 @@ the router's policy established.
 
 from __future__ import annotations
 
-from typing import Annotated
-
 from fastapi import APIRouter, Depends
 from fastapi.responses import StreamingResponse
 
 from app.adapters.service import find_adapter
 from app.adapters.tenancy import OwnedSession, TenantId, operator_for_tenant, tenant_for_itself
 from app.audit.trail import Trail
-from app.context import AppContext, get_context
+from app.context import Context
 from app.db import tenant_scope
 from app.idempotency.once import Once
 from app.imports import service
@@ -23,7 +21,6 @@ from app.imports.repository import ImportRepository
 from app.imports.schemas import ImportCreate, ImportView
 from app.pages import Page, Paging
 
-Context = Annotated[AppContext, Depends(get_context)]
 
 router = APIRouter(prefix="/adapters/{adapter}/imports")
 

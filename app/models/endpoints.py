@@ -12,13 +12,12 @@ from fastapi import APIRouter, Depends
 
 from app.adapters.resolver import ModelCard, get_model, list_models
 from app.auth import Principal, require_inference
-from app.context import AppContext, get_context
+from app.context import AppContext, Context
 from app.models.schemas import AdapterFacts, ModelList, ModelObject
 from app.session import RequestSession
 
 router = APIRouter()
 
-Context = Annotated[AppContext, Depends(get_context)]
 InferencePrincipal = Annotated[Principal, Depends(require_inference)]
 
 

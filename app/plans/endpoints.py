@@ -12,7 +12,7 @@ from fastapi import APIRouter, Depends, Query
 from app.audit.trail import Trail
 from app.auth import require_operator
 from app.bodies import Deleted
-from app.context import AppContext, get_context
+from app.context import Context
 from app.etags import IfMatch
 from app.idempotency.once import Once
 from app.pages import Page, Paging
@@ -31,7 +31,6 @@ from app.plans.schemas import (
 from app.plans.terms import adapter_limits, key_limits
 from app.session import RequestSession
 
-Context = Annotated[AppContext, Depends(get_context)]
 DryRun = Annotated[bool, Query()]
 
 plans = APIRouter(prefix="/plans", dependencies=[Depends(require_operator)])

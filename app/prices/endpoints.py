@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 from fastapi import APIRouter, Depends
 
 from app.audit.trail import Trail
 from app.auth import require_operator
 from app.bodies import Deleted
-from app.context import AppContext, get_context
+from app.context import Context
 from app.idempotency.once import Once
 from app.pages import Page, Paging
 from app.prices import service
 from app.prices.schemas import PriceCreate, PriceView
 from app.session import RequestSession
 
-Context = Annotated[AppContext, Depends(get_context)]
 
 router = APIRouter(prefix="/prices", dependencies=[Depends(require_operator)])
 

@@ -6,14 +6,12 @@ Knows no rules and no SQL.
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated
-
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 
 from app.adapters.service import find_adapter
 from app.adapters.tenancy import OwnedSession
 from app.audit.trail import Trail
-from app.context import AppContext, get_context
+from app.context import Context
 from app.errors import UnavailableError
 from app.idempotency.once import Once
 from app.pages import Page, Paging
@@ -23,7 +21,6 @@ from app.rollouts.repository import RolloutRepository
 from app.rollouts.schemas import PreviewView, RolloutCreate, RolloutView
 from engine.transport.errors import QueueUnavailableError
 
-Context = Annotated[AppContext, Depends(get_context)]
 
 rollout_router = APIRouter(prefix="/adapters/{adapter}/rollouts")
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 from fastapi import APIRouter, Depends
 
 from app.audit.trail import Trail
 from app.auth import require_operator
-from app.context import AppContext, get_context
+from app.context import Context
 from app.etags import IfMatch
 from app.idempotency.once import Once
 from app.pages import Page, Paging
@@ -17,7 +15,6 @@ from app.tenants import service
 from app.tenants.schemas import TenantCreate, TenantDeleted, TenantPatch, TenantView
 
 router = APIRouter(prefix="/tenants", dependencies=[Depends(require_operator)])
-Context = Annotated[AppContext, Depends(get_context)]
 
 
 @router.post("", status_code=201)

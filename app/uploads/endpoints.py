@@ -20,7 +20,7 @@ from app.adapters.tenancy import (
     tenant_for_itself,
 )
 from app.audit.trail import Trail
-from app.context import AppContext, get_context
+from app.context import Context
 from app.idempotency.once import Once
 from app.pages import Page, Paging
 from app.uploads import service
@@ -32,7 +32,6 @@ from app.uploads.tables import Upload
 
 MAX_PART_NUMBER = 1 << 20
 
-Context = Annotated[AppContext, Depends(get_context)]
 PartNumber = Annotated[int, Path(ge=1, le=MAX_PART_NUMBER)]
 
 router = APIRouter(prefix="/adapters/{adapter}/uploads")

@@ -11,7 +11,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Query, Response
 
 from app.auth import Principal, require_operator, require_usage_read
-from app.context import AppContext, get_context
+from app.context import Context
 from app.db import billing_scope, tenant_scope
 from app.errors import BadRequestError
 from app.session import RequestSession
@@ -25,7 +25,6 @@ MAX_TIME = int(datetime(3000, 1, 1, tzinfo=UTC).timestamp())
 MAX_RECONCILED = timedelta(days=31)
 
 Seconds = Annotated[int, Query(ge=0, le=MAX_TIME)]
-Context = Annotated[AppContext, Depends(get_context)]
 
 
 def usage_query(
