@@ -9,12 +9,7 @@ other.
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
-import socket
-import subprocess
-import sys
-import threading
 import weakref
 from collections.abc import Collection
 from contextlib import suppress
@@ -31,6 +26,7 @@ from app.adapters.validation_messages import (
     Answer,
     Task,
 )
+from app.adapters.zygote import Zygote, ZygoteError
 from lora.base_spec import BaseSpec
 from lora.findings import Finding
 from lora.limits import ManifestLimits
@@ -45,9 +41,6 @@ VALUES_CPU_S = 60
 VALUES_BYTES_PER_CPU_S = 32 << 20
 GRACE_S = 10.0  # to start and to be reaped
 
-# What it takes to start Python here; the rest of the environment is none of a child's business.
-_INHERITED = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "HOME")
-_ALONE = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 # How a child is ended that took too much.
 _LIMITS = {
     -signal.SIGXCPU: "processor time",
@@ -67,9 +60,7 @@ class Validator:
     def __init__(self, max_children: int = MAX_CHILDREN, zygote: str = ZYGOTE) -> None:
         """zygote: the module that makes the children; it is started when it is first needed."""
         self._max_children = max_children
-        self._module = zygote
-        self._starting = threading.Lock()
-        self._zygote: _Zygote | None = None
+        self._zygote = Zygote(zygote)
         self._turns: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]
         self._turns = weakref.WeakKeyDictionary()
 
@@ -126,7 +117,10 @@ class Validator:
     async def run(self, task: Task) -> Answer:
         """Have a child do `task`. Raises ValidatorError where it failed for our own reasons."""
         async with self.turn:
-            connection = await asyncio.to_thread(self._connect)
+            try:
+                connection = await asyncio.to_thread(self._zygote.connect)
+            except ZygoteError as error:
+                raise ValidatorError("the validator does not run") from error
             reader, writer = await asyncio.open_unix_connection(sock=connection)
             data = msgspec.json.encode(task)
             try:
@@ -142,52 +136,6 @@ class Validator:
                 with suppress(ConnectionError):
                     await writer.wait_closed()
         return _answer(said)
-
-    def _connect(self) -> socket.socket:
-        with self._starting:
-            if self._zygote is None or not self._zygote.is_alive:
-                self._zygote = _Zygote(self._module)
-            return self._zygote.connect()
-
-
-class _Zygote:
-    """The process that makes children. It ends when this object is gone."""
-
-    def __init__(self, module: str) -> None:
-        self._control, theirs = socket.socketpair()
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", module],
-                stdin=theirs.fileno(),
-                stdout=subprocess.DEVNULL,
-                env={name: os.environ[name] for name in _INHERITED if name in os.environ} | _ALONE,
-                start_new_session=True,  # a terminal's Ctrl-C is for the parent
-            )
-        weakref.finalize(self, _end, self._control, self._process)
-
-    @property
-    def is_alive(self) -> bool:
-        return self._process.poll() is None
-
-    def connect(self) -> socket.socket:
-        """This end of a connection to a child that is about to be made."""
-        ours, theirs = socket.socketpair()
-        with theirs:
-            try:
-                socket.send_fds(self._control, [b"t"], [theirs.fileno()])
-            except OSError as error:
-                ours.close()
-                raise ValidatorError("the validator does not run") from error
-        return ours
-
-
-def _end(control: socket.socket, process: subprocess.Popen[bytes]) -> None:
-    control.close()
-    try:
-        process.wait(GRACE_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
 
 
 def _answer(said: bytes) -> Answer:

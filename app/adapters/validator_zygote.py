@@ -13,8 +13,9 @@ from __future__ import annotations
 import os
 import select
 import signal
-import socket
+from functools import partial
 
+from app.adapters.forking import serve_connections
 from app.adapters.rehearsal import rehearse
 from app.adapters.validation_messages import FAILED, LENGTH_BYTES, OUT_OF_MEMORY, STATUS_BYTES
 from app.adapters.validator_child import ValueCheck, check_numbers, work
@@ -26,19 +27,7 @@ _POLL_S = 0.01  # where the system cannot tell when a process ends
 def serve(check: ValueCheck) -> None:
     """Take connections until whoever started this is gone."""
     rehearse()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for keepers
-    with socket.socket(fileno=0) as control:
-        while True:
-            _, descriptors, _, _ = socket.recv_fds(control, 1, 1)
-            if not descriptors:
-                return
-            if os.fork() == 0:
-                control.close()
-                try:
-                    _keep(descriptors[0], check)
-                finally:
-                    os._exit(0)
-            os.close(descriptors[0])
+    serve_connections(partial(_keep, check=check))
 
 
 def _keep(connection: int, check: ValueCheck) -> None:
