@@ -6,6 +6,7 @@ Knows nothing of tenants. Invariant: all of it is the operator's.
 from __future__ import annotations
 
 import asyncio
+
 from fastapi import APIRouter, Depends
 from pydantic import BaseModel
 

@@ -6,6 +6,7 @@ Knows no rules and no SQL.
 from __future__ import annotations
 
 import asyncio
+
 from fastapi import APIRouter
 
 from app.adapters.service import find_adapter
