@@ -18,18 +18,20 @@ from typing import Any, Protocol
 
 import httpx
 import obstore
-from obstore.exceptions import BaseError
+from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
 
 from app.imports.errors import ImportFailure, not_found, source_failed, too_large
 from app.imports.guarded_http import GuardedClient
 from app.imports.sources import Source
 from lora.digest import FileDigest
-from lora.store import CONFIG_FILE, WEIGHTS_FILE
+from lora.store import CHAT_TEMPLATE_FILE, CONFIG_FILE, WEIGHTS_FILE
 from lora.store_open import open_objects
 
 CHUNK_BYTES = 1 << 20
 MAX_LISTING_BYTES = 8 << 20
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+# How a source says that it has no such file: buckets that may not be listed say the second.
+_ABSENT = frozenset({"import_source_not_found", "import_source_unauthorized"})
 
 Progress = Callable[[int], None]
 """Told of bytes that came."""
@@ -138,17 +140,21 @@ async def fetch_files(
 ) -> dict[str, FileDigest]:
     """The files of an adapter, in `folder`. `expect` is told of lengths before the bytes come.
 
-    The weights come last: a source without a configuration costs nothing. Raises ImportFailure,
-    OSError.
+    The weights come last: a source without a configuration costs nothing. A chat template need not
+    be there. Raises ImportFailure, OSError.
     """
     files = {}
-    for name in (CONFIG_FILE, WEIGHTS_FILE):
-        async with publisher.open(name, revision) as incoming:
-            if incoming.num_bytes is not None:
-                if incoming.num_bytes > max_bytes[name]:
-                    raise too_large(name, max_bytes[name])
-                expect(incoming.num_bytes)
-            files[name] = await _write(incoming, folder / name, max_bytes[name], progress)
+    for name in (CONFIG_FILE, CHAT_TEMPLATE_FILE, WEIGHTS_FILE):
+        try:
+            async with publisher.open(name, revision) as incoming:
+                if incoming.num_bytes is not None:
+                    if incoming.num_bytes > max_bytes[name]:
+                        raise too_large(name, max_bytes[name])
+                    expect(incoming.num_bytes)
+                files[name] = await _write(incoming, folder / name, max_bytes[name], progress)
+        except ImportFailure as error:
+            if name != CHAT_TEMPLATE_FILE or error.code not in _ABSENT:
+                raise
     return files
 
 
@@ -216,5 +222,8 @@ def _bucket_errors(name: str) -> Iterator[None]:
         yield
     except FileNotFoundError as error:
         raise not_found(name) from error
+    except (PermissionDeniedError, UnauthenticatedError) as error:
+        what = f"The bucket lets nobody read {name} with the worker's right."
+        raise ImportFailure("import_source_unauthorized", what, is_temporary=True) from error
     except BaseError as error:
         raise source_failed(f"The bucket: {type(error).__name__}.") from error
