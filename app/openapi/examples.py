@@ -20,6 +20,7 @@ FILES = {
     "properties": {
         "adapter_config.json": {"type": "string", "format": "binary"},
         "adapter_model.safetensors": {"type": "string", "format": "binary"},
+        "chat_template.jinja": {"type": "string", "format": "binary"},
     },
 }
 FILES_EXAMPLE = {
