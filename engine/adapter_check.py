@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -33,7 +34,7 @@ from lora.base_spec import BaseSpec, UnsupportedBaseError
 from lora.digest import adapter_digest, hash_file
 from lora.findings import Finding
 from lora.manifest import AdapterManifest, ManifestError, read_manifest
-from lora.store import CONFIG_FILE, WEIGHTS_FILE, LocalAdapterStore
+from lora.store import ADAPTER_FILES, CONFIG_FILE, WEIGHTS_FILE, LocalAdapterStore
 from lora.values import check_values
 from lora.variants import VariantError
 from lora.weights import load_weights
@@ -53,10 +54,12 @@ def check(
         str | None, typer.Option(help="The base's name where it is served.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The report as JSON.")] = False,
+    found: Annotated[str, typer.Option(hidden=True, help="Findings of another check.")] = "[]",
 ) -> None:
     """Check a PEFT folder as an upload would be, and every module of it. Needs no server."""
+    others = msgspec.json.decode(found, type=list[Finding])
     try:
-        report = check_adapter(folder, base, model_id)
+        report = check_adapter(folder, base, model_id, others)
     except UnsupportedBaseError as error:
         typer.echo(f"{base}: {error}", err=True)
         raise typer.Exit(NO_BASE) from None
@@ -65,8 +68,15 @@ def check(
         raise typer.Exit(REFUSED)
 
 
-def check_adapter(folder: Path, base_folder: Path, model_id: str | None = None) -> dict[str, Any]:
+def check_adapter(
+    folder: Path,
+    base_folder: Path,
+    model_id: str | None = None,
+    found: Sequence[Finding] = (),
+) -> dict[str, Any]:
     """`{"status", "digest", "checks", "figures"}`, as a version's report has them.
+
+    found: in the chat template, which is not looked at here.
 
     `figures` is null where the adapter is refused, and where the base's folder has no weights.
     Raises UnsupportedBaseError.
@@ -81,8 +91,9 @@ def check_adapter(folder: Path, base_folder: Path, model_id: str | None = None) 
     ]
     digest, figures = None, None
     if not findings:
-        digest = adapter_digest(map(hash_file, paths))
+        digest = adapter_digest(map(hash_file, files_of(folder).values()))
         findings, figures = _check(folder, base_folder, base, digest)
+    findings += found
     is_refused = any(finding.severity == "error" for finding in findings)
     return {
         "status": "rejected" if is_refused else "accepted",
@@ -151,8 +162,8 @@ def _run(
     prompts = golden_prompts(base)
     with tempfile.TemporaryDirectory() as scratch:
         store = LocalAdapterStore(Path(scratch))
-        files = {name: folder / name for name in (CONFIG_FILE, WEIGHTS_FILE)}
-        ref = AdapterRef(tenant_id=OWNER, digest=digest, locator=store.put(OWNER, digest, files))
+        locator = store.put(OWNER, digest, files_of(folder))
+        ref = AdapterRef(tenant_id=OWNER, digest=digest, locator=locator)
         loader = AdapterLoader(store, base, runner.base_tensors, num_threads=1)
         core = EngineCore(runner.config, base, runner, loader, "check")
         for place, (adapter, prompt) in enumerate(
@@ -162,6 +173,11 @@ def _run(
         ended = _finish(core)
         loader.close()
     return [_outcome(ended[str(place)]) for place in range(2 * len(prompts))]
+
+
+def files_of(folder: Path) -> dict[str, Path]:
+    """What of a folder is uploaded, by name."""
+    return {path.name: path for path in folder.iterdir() if path.name in ADAPTER_FILES}
 
 
 def _finish(core: EngineCore) -> dict[str, TokenOutput]:
