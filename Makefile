@@ -32,11 +32,12 @@ faults: $(STAMP)  ## kill engines, API processes and Redis under load; minutes. 
 soak: $(STAMP)  ## the same, ten times as often; the report is build/faults.txt
 	$(MAKE) faults TEST_FAULTS=soak
 	$(MAKE) billing TEST_FAULTS=soak
+	$(MAKE) corpus TEST_FAULTS=soak
 
 billing: $(STAMP)  ## limits, ledger, isolation, audit log, through crashes; TEST_FAULTS=soak for more
 	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest tests/billing -n 2 --dist loadfile --no-loadscope-reorder -q $(ARGS)
 
-corpus: $(STAMP)  ## every kind of adapter: refused by name, or served with PEFT's logits
+corpus: $(STAMP)  ## every kind of adapter: refused by name, or served with PEFT's logits; TEST_FAULTS=soak for more
 	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest tests/corpus -n 2 --dist loadfile --no-loadscope-reorder -q $(ARGS)
 
 chart: $(STAMP)  ## the Helm chart and the images: rendered, validated, scanned, with tools it fetches
