@@ -52,7 +52,7 @@ def check(
     arguments += ["--json"] if as_json else []
     if found := asyncio.run(_find_in_template(folder, base)):
         arguments += ["--found", msgspec.json.encode(found).decode()]
-    os.execv(sys.executable, [sys.executable, "-m", "engine.adapter_check", *arguments])
+    os.execv(sys.executable, [sys.executable, "-m", "app.adapters.offline_check", *arguments])
 
 
 async def _find_in_template(folder: Path, base: Path) -> tuple[Finding, ...]:
