@@ -6,15 +6,10 @@ Knows nothing of what is in them. Invariant: a registry that is away only postpo
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
-
-import structlog
 
 from app.db import Database
-from app.errors import UnavailableError
 from app.idempotency.repository import remove_expired
-
-log = structlog.get_logger()
+from app.repeating import repeat
 
 INTERVAL_S = 600.0
 
@@ -26,13 +21,7 @@ class AnswerJobs:
         self._database = database
 
     async def run(self, stopping: asyncio.Event) -> None:
-        while not stopping.is_set():
-            try:
-                await self.remove_expired()
-            except UnavailableError as error:
-                log.warning("answers_not_removed", error=str(error))
-            with suppress(TimeoutError):
-                await asyncio.wait_for(stopping.wait(), INTERVAL_S)
+        await repeat(self.remove_expired, stopping, INTERVAL_S, postponed="answers_not_removed")
 
     async def remove_expired(self) -> int:
         """How many there were."""

@@ -7,26 +7,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-
-import structlog
+from functools import partial
 
 from app.adapters.validator import Validator
 from app.audit.trail import worker_trail
 from app.chat_templates.sandbox import TemplateSandbox
 from app.completions.tokenizer import read_special_tokens
 from app.db import Database
-from app.errors import UnavailableError
 from app.imports.publishers import Publishers
 from app.imports.running import ImportRunner
+from app.repeating import repeat
 from app.settings import WorkerSettings
 from lora.base_spec import BaseSpec
 from lora.store import AdapterStore
 from lora.store_open import PLAIN_HTTP
-
-log = structlog.get_logger()
 
 INTERVAL_S = 2.0
 NUM_AT_ONCE = 2
@@ -39,17 +35,8 @@ class ImportJobs:
     async def run(self, stopping: asyncio.Event) -> None:
         async with asyncio.TaskGroup() as group:
             for _ in range(NUM_AT_ONCE):
-                group.create_task(self._repeat(stopping))
-
-    async def _repeat(self, stopping: asyncio.Event) -> None:
-        while not stopping.is_set():
-            try:
-                if await self._runner.run_next(stopping):
-                    continue
-            except UnavailableError as error:
-                log.warning("imports_postponed", error=str(error))
-            with suppress(TimeoutError):
-                await asyncio.wait_for(stopping.wait(), INTERVAL_S)
+                work = partial(self._runner.run_next, stopping)
+                group.create_task(repeat(work, stopping, INTERVAL_S, postponed="imports_postponed"))
 
 
 @dataclass(frozen=True, slots=True)

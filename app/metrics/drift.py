@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import suppress
 from datetime import datetime, timedelta
 
 import structlog
@@ -17,6 +16,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from app.db import Database, billing_scope
 from app.errors import UnavailableError
 from app.metrics.worker import WorkerMetrics
+from app.repeating import rest
 from app.usage.reconcile import reconcile
 
 log = structlog.get_logger()
@@ -46,8 +46,7 @@ class DriftWatch:
             except (UnavailableError, SQLAlchemyError) as error:
                 log.warning("reconcile_postponed", error=type(error).__name__)
                 wait_s = RETRY_S
-            with suppress(TimeoutError):
-                await asyncio.wait_for(stopping.wait(), wait_s)
+            await rest(stopping, wait_s)
 
     async def look(self) -> int:
         """Reconcile once; how many differences there are."""

@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 
 import structlog
 
 from app.admission.settlement import Settler
 from app.db import Database
 from app.errors import UnavailableError
+from app.repeating import rest
 from app.requests.consumer import UsageConsumer
 from app.requests.repository import LedgerRepository
 from app.requests.sweeper import Sweeper
@@ -71,8 +71,7 @@ class LedgerJobs:
                     sweep_at = now + self._sweep_interval_s
             except (UnavailableError, QueueUnavailableError) as error:
                 log.warning("ledger_postponed", error=str(error))
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(stopping.wait(), RETRY_S)
+                await rest(stopping, RETRY_S)
 
     async def close(self) -> None:
         await self._redis.aclose()

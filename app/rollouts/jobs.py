@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import suppress
 from datetime import datetime
 
 import structlog
@@ -19,6 +18,7 @@ from app.adapters.repository import AdapterRepository
 from app.audit.trail import AuditTrail
 from app.db import Database, tenant_scope
 from app.errors import ConflictError, UnavailableError
+from app.repeating import repeat
 from app.rollouts import service
 from app.rollouts.decision import Decision, Next, decide
 from app.rollouts.repository import RolloutRepository, list_due
@@ -52,13 +52,7 @@ class RolloutJobs:
         self._trail_of = trail_of
 
     async def run(self, stopping: asyncio.Event) -> None:
-        while not stopping.is_set():
-            try:
-                await self.work()
-            except UnavailableError as error:
-                log.warning("rollouts_postponed", error=str(error))
-            with suppress(TimeoutError):
-                await asyncio.wait_for(stopping.wait(), INTERVAL_S)
+        await repeat(self.work, stopping, INTERVAL_S, postponed="rollouts_postponed")
 
     async def work(self) -> int:
         """Look at every rollout that is due; how many were moved. Raises UnavailableError."""

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import suppress
 from datetime import datetime, timedelta
 
 import structlog
 
 from app.db import Database, tenant_scope, worker_scope
 from app.errors import UnavailableError
+from app.repeating import repeat
 from app.uploads.repository import UploadRepository, list_unclean
 from lora.store import StoreUnavailableError
 from lora.store_parts import PartStore
@@ -34,14 +34,8 @@ class UploadJobs:
         self._now = now
 
     async def run(self, stopping: asyncio.Event) -> None:
-        while not stopping.is_set():
-            try:
-                if await self.run_once():
-                    continue
-            except (UnavailableError, StoreUnavailableError) as error:
-                log.warning("uploads_postponed", error=str(error))
-            with suppress(TimeoutError):
-                await asyncio.wait_for(stopping.wait(), INTERVAL_S)
+        away = (UnavailableError, StoreUnavailableError)
+        await repeat(self.run_once, stopping, INTERVAL_S, postponed="uploads_postponed", on=away)
 
     async def run_once(self) -> int:
         """Expire and clean what is due; how many uploads."""

@@ -7,14 +7,13 @@ receiver alone.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import Callable
 from datetime import datetime, timedelta
 
 import structlog
 
 from app.db import Database
-from app.errors import UnavailableError
+from app.repeating import repeat
 from app.requests.repository import LedgerRepository
 from app.settings import WorkerSettings
 from app.usage.changes_repository import date_events, has_undated_events
@@ -41,9 +40,8 @@ class UsageJobs:
 
     async def run(self, stopping: asyncio.Event) -> None:
         async with asyncio.TaskGroup() as group:
-            group.create_task(_repeat(self.date, stopping))
-            group.create_task(_repeat(self.roll_up, stopping))
-            group.create_task(_repeat(self._exporter.run_once, stopping))
+            for work in (self.date, self.roll_up, self._exporter.run_once):
+                group.create_task(repeat(work, stopping, INTERVAL_S, postponed="usage_postponed"))
 
     async def date(self) -> int:
         """Complete events that came without their acceptance; how many."""
@@ -66,15 +64,3 @@ class UsageJobs:
 
     async def close(self) -> None:
         await self._exporter.close()
-
-
-async def _repeat(work: Callable[[], Awaitable[int]], stopping: asyncio.Event) -> None:
-    """Again at once while there is more of it."""
-    while not stopping.is_set():
-        try:
-            if await work():
-                continue
-        except UnavailableError as error:
-            log.warning("usage_postponed", error=str(error))
-        with suppress(TimeoutError):
-            await asyncio.wait_for(stopping.wait(), INTERVAL_S)
