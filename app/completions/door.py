@@ -2,7 +2,7 @@
 
 Knows nothing of how the queue is kept. Invariants: while next to nothing waits nobody is asked, so
 that the door costs nothing; a tenant that asks for less than its share is let in, whatever others
-do; who is let in can expect to be leased before its deadline.
+do; who is let in can expect to be leased before its deadline, also where many come at once.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from functools import partial
 
 from app.auth import Principal
+from app.completions.entering import Ahead
 from app.completions.service_class import ServiceClass
 from app.context import AppContext
 from app.errors import UnavailableError
@@ -22,17 +23,23 @@ FEW = 8
 UNKNOWN_PACE_RETRY_S = 5.0
 
 
-async def refuse_overload(context: AppContext, principal: Principal, asked: ServiceClass) -> None:
-    """Raises UnavailableError: `overloaded`, with when to come back; or without a queue."""
+async def refuse_overload(
+    context: AppContext, principal: Principal, asked: ServiceClass, ahead: Ahead
+) -> None:
+    """Raises UnavailableError: `overloaded`, with when to come back; or without a queue.
+
+    ahead: who is let in already, and not in the queue yet.
+    """
     is_flex = asked.tier is ServiceTier.FLEX
     if is_flex:
         context.turnstile.note_flex(principal.key_id)
-    if context.queue.num_queued < FEW:
+    if context.queue.num_queued + ahead.num < FEW:
         return
     try:
         load = await context.redis.ask(partial(context.queue.load, principal.tenant_id))
     except QueueUnavailableError as error:
         raise UnavailableError(internal=str(error)) from error
+    load = ahead.and_queued(load)
     settings = context.settings
     limit_s = asked.queue_timeout_s
     if not is_flex:

@@ -105,22 +105,23 @@ async def running(
         watch = stack.enter_context(watched(context, model, requests, num_choices_per_prompt))
         if context.queue.usage_backlog > context.settings.max_usage_backlog:
             raise UnavailableError(internal="ledger: no worker takes in what was used")
-        await refuse_overload(context, principal, asked)
-        admission = await stack.enter_async_context(
-            admitted(context, principal, model, requests, num_choices_per_prompt)
-        )
-        rows = [
-            _new_request(
-                context,
-                principal,
-                model,
-                request,
-                place % num_choices_per_prompt == 0,
-                admission.record(place),
+        with context.turnstile.entering.enter(principal.tenant_id, len(requests)) as ahead:
+            await refuse_overload(context, principal, asked, ahead)
+            admission = await stack.enter_async_context(
+                admitted(context, principal, model, requests, num_choices_per_prompt)
             )
-            for place, request in enumerate(requests)
-        ]
-        await context.acceptance.accept(rows, is_hurried=context.registry.availability.is_away)
+            rows = [
+                _new_request(
+                    context,
+                    principal,
+                    model,
+                    request,
+                    place % num_choices_per_prompt == 0,
+                    admission.record(place),
+                )
+                for place, request in enumerate(requests)
+            ]
+            await context.acceptance.accept(rows, is_hurried=context.registry.availability.is_away)
         admission.is_accepted = True
         streams: list[OutputStream] = []
         with _disowning(context, requests, streams):

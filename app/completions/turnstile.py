@@ -21,6 +21,7 @@ from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from starlette.types import Scope
 
+from app.completions.entering import Entering
 from app.error_handlers import error_response
 from app.errors import ApiError, UnavailableError
 from app.front_door import shown_key
@@ -62,6 +63,7 @@ class Turnstile:
         self._keys: dict[str, _Known] = {}
         self._holders: dict[int, _Holder] = {}
         """Of verified keys, by the hash of how they are shown."""
+        self.entering = Entering()
 
     def recall(self, shown: bytes) -> UnavailableError | None:
         """What whoever shows this key is told, if it was told the same just now."""
