@@ -12,7 +12,7 @@ import math
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from queue import Empty, Full, Queue, SimpleQueue
 from typing import TypeGuard
 
@@ -35,7 +35,7 @@ from engine.messages import (
 )
 from engine.meters import Observers
 from engine.transport.errors import QueueUnavailableError
-from engine.transport.server import HEARTBEAT_INTERVAL_S, EngineStatus, EngineTransport
+from engine.transport.server import HEARTBEAT_INTERVAL_S, EngineTransport
 from engine.watchdog import TICK_S, StepWatchdog
 
 log = structlog.get_logger(__name__)
@@ -131,7 +131,7 @@ class EngineLoop:
         Raises:
             RuntimeError: one of the threads failed, and with it the engine.
         """
-        control, heartbeat, watchdog, publisher = (
+        *asking, publisher = [
             threading.Thread(target=self._guard, args=(target,), name=name, daemon=True)
             for name, target in (
                 ("control", self._control),
@@ -139,9 +139,26 @@ class EngineLoop:
                 ("watchdog", self._watch_steps),
                 ("publisher", self._publish),
             )
-        )
-        for thread in (control, heartbeat, watchdog, publisher):
+        ]
+        for thread in (*asking, publisher):
             thread.start()
+        try:
+            self._run_steps()
+        except BaseException:
+            # NOTE: nothing is handed over, so that this counts as a death of what ran; but until
+            # the process has ended, the others would lease and beat for a loop that is no more.
+            self._join(asking)
+            self._put_outbox(None)
+            self._transport.close()
+            raise
+        self._join(asking)
+        self._hand_over()
+        publisher.join(timeout=2 * IDLE_WAIT_S)
+        self._transport.close()
+        if self._failed_thread is not None:
+            raise RuntimeError(f"the {self._failed_thread} thread failed")
+
+    def _run_steps(self) -> None:
         can_progress = False
         while not self._is_over():
             self._drain_inbox(wait=not can_progress)
@@ -149,14 +166,11 @@ class EngineLoop:
                 batches = self._step()
             self._account(batches)
             can_progress = self._core.has_runnable
+
+    def _join(self, threads: Iterable[threading.Thread]) -> None:
         self._stopping.set()
-        for thread in (control, heartbeat, watchdog):
+        for thread in threads:
             thread.join(timeout=2 * IDLE_WAIT_S)
-        self._hand_over()
-        publisher.join(timeout=2 * IDLE_WAIT_S)
-        self._transport.close()
-        if self._failed_thread is not None:
-            raise RuntimeError(f"the {self._failed_thread} thread failed")
 
     def _step(self) -> Mapping[str, OutputBatch]:
         """A step of the core; observers hear how long it took, if the model did anything."""
@@ -357,7 +371,8 @@ class EngineLoop:
                 self._inbox.put(abort)
 
     def _heartbeat(self) -> None:
-        heartbeat = Heartbeat(self._transport, self._core.levers.report, self._acks)
+        core = self._core
+        heartbeat = Heartbeat(self._transport, core.pool.num_pages, core.levers.report, self._acks)
         wait_s = 0.0  # the first one tells at once that this engine is here
         while not self._stopping.wait(wait_s):
             wait_s = HEARTBEAT_INTERVAL_S
@@ -365,8 +380,7 @@ class EngineLoop:
             with self._counting:
                 generated, self._generated = self._generated, Counter()
             try:
-                status = self._status(snapshot, generated)
-                for abort in heartbeat.beat(status, snapshot.adapters):
+                for abort in heartbeat.beat(snapshot, self.is_draining, generated):
                     self._inbox.put(Ended(abort, API_LOST))
             except QueueUnavailableError as error:
                 log.warning("heartbeat_failed", error=str(error))
@@ -382,15 +396,3 @@ class EngineLoop:
                     log.warning("goodbye_failed", error=str(error))
                 self._on_hang()
                 return
-
-    def _status(self, snapshot: Snapshot, generated: Mapping[str, int]) -> EngineStatus:
-        return EngineStatus(
-            num_running=snapshot.num_running,
-            num_waiting=snapshot.num_sequences - snapshot.num_running,
-            num_free_pages=snapshot.num_free_pages,
-            num_pages=self._core.pool.num_pages,
-            num_steps=snapshot.num_steps,
-            max_loading_us=snapshot.max_loading_us,
-            is_draining=int(self._draining.is_set()),
-            generated_tokens=generated,
-        )

@@ -10,12 +10,15 @@ import pytest
 
 from engine.adapter_key import AdapterKey, adapter_key
 from engine.heartbeat import Heartbeat
+from engine.loop_items import Snapshot
 from engine.messages import Abort, AdapterAck, AdapterRef, AdapterReport, Outcome
 from engine.transport.errors import QueueUnavailableError
+from engine.transport.server import EngineStatus
 from tests.builders.scripted_loader import make_ref
 
 A, B = adapter_key(make_ref("a")), adapter_key(make_ref("b"))
-STATUS: Any = "how it stands"
+WITH_A = Snapshot(num_sequences=5, num_running=2, adapters=frozenset({A}))
+STATUS = EngineStatus(num_running=2, num_waiting=3, num_pages=64)
 
 
 class Told:
@@ -26,7 +29,7 @@ class Told:
         self.away_at = ""
         self.told: list[tuple[str, Any]] = []
 
-    def heartbeat(self, status: Any) -> None:
+    def heartbeat(self, status: EngineStatus) -> None:
         self._tell("heartbeat", status)
 
     def update_resident(self, added: Iterable[AdapterRef], gone: Iterable[AdapterRef]) -> None:
@@ -64,7 +67,7 @@ def acks() -> SimpleQueue[AdapterAck]:
 @pytest.fixture
 def heartbeat(told: Told, acks: SimpleQueue[AdapterAck]) -> Heartbeat:
     transport: Any = told
-    return Heartbeat(transport, dict, acks)
+    return Heartbeat(transport, 64, dict, acks)
 
 
 def ack(command_id: str) -> AdapterAck:
@@ -72,11 +75,11 @@ def ack(command_id: str) -> AdapterAck:
 
 
 def test_adapters_are_told_by_difference(told: Told, heartbeat: Heartbeat) -> None:
-    heartbeat.beat(STATUS, frozenset({A}))
+    heartbeat.beat(WITH_A, False, {})
     assert told.take() == {"heartbeat": STATUS, "resident": ({A}, set()), "report": {}}
-    heartbeat.beat(STATUS, frozenset({A}))
+    heartbeat.beat(WITH_A, False, {})
     assert told.take() == {"heartbeat": STATUS, "report": {}}
-    heartbeat.beat(STATUS, frozenset({B}))
+    heartbeat.beat(Snapshot(adapters=frozenset({B})), False, {})
     assert told.take()["resident"] == ({B}, {A})
 
 
@@ -87,12 +90,12 @@ def test_what_a_beat_could_not_tell_a_later_one_tells(
     acks.put(ack("first"))
     told.away_at = away_at
     with pytest.raises(QueueUnavailableError):
-        heartbeat.beat(STATUS, frozenset({A}))
+        heartbeat.beat(WITH_A, False, {})
     acks.put(ack("second"))
     told.away_at = ""
-    heartbeat.beat(STATUS, frozenset({A}))
+    heartbeat.beat(WITH_A, False, {})
     everything = told.take()
     assert everything["resident"] == ({A}, set())
     assert everything["answer"] == ["first", "second"]
-    heartbeat.beat(STATUS, frozenset({A}))
+    heartbeat.beat(WITH_A, False, {})
     assert told.take() == {"heartbeat": STATUS, "report": {}}, "and it is told once"
