@@ -3,8 +3,10 @@
 The way to a refusal leads through the body, the registry and the queue. At many times the demand
 that can be served a process would do little else, and serve less than it could. So what the door
 (`app.completions.door`) has said counts for the same key for `REMEMBERED_S`, before the body is
-read or anybody is asked. Knows nothing of queues. Invariants: nobody is refused here who was not
-refused there so lately that the queue is still as full; a key that asked for the tier `flex` within
+read or anybody is asked. After that one request goes to ask again, and the others need not: what it
+hears they hear. Knows nothing of queues. Invariants: nobody is refused here who was not refused
+there so lately that the queue is still as full, or whose like is being asked, for `ASKING_S` at
+most; who is let in there lets in all others; a key that asked for the tier `flex` within
 `PATIENT_S`, which may wait longer than others, is not refused here; what a key was told is
 forgotten within seconds of its last request; every refusal is counted once, here or where its
 answer is watched.
@@ -29,6 +31,7 @@ from app.metrics.answers import REJECTIONS, AnswerMetrics
 
 REMEMBERED_S = 0.25
 QUEUE_SHARE = 8  # seven eighths of a full queue are left after that time
+ASKING_S = 0.1
 KNOWN_S = 5.0
 PATIENT_S = 3600.0
 MAX_KEYS = 10_000
@@ -69,7 +72,10 @@ class Turnstile:
         """What whoever shows this key is told, if it was told the same just now."""
         holder, now = self._holder(shown), self._clock()
         known = None if holder is None else self._keys.get(holder.key_id)
-        if known is None or known.refused_until <= now or known.patient_until > now:
+        if known is None or known.patient_until > now:
+            return None
+        if known.refused_until <= now:
+            known.refused_until = now + ASKING_S  # for all but this one
             return None
         return known.refusal
 
@@ -89,6 +95,11 @@ class Turnstile:
         known = self._known(key_id)
         known.refusal = refusal
         known.refused_until = self._clock() + min(REMEMBERED_S, max_queue_wait_s / QUEUE_SHARE)
+
+    def let_in(self, key_id: str) -> None:
+        """The key was not refused."""
+        if (known := self._keys.get(key_id)) is not None:
+            known.refusal = None
 
     def note_flex(self, key_id: str) -> None:
         """The key asks for flex: what others are told is not meant for it."""

@@ -10,7 +10,7 @@ import redis
 
 from app.api import create_app
 from app.completions.door import FEW
-from app.completions.turnstile import KNOWN_S, REMEMBERED_S, Turnstile
+from app.completions.turnstile import ASKING_S, KNOWN_S, REMEMBERED_S, Turnstile
 from app.context import AppContext
 from app.errors import UnavailableError
 from engine.transport import keys
@@ -53,6 +53,29 @@ def test_a_refusal_counts_for_its_key_and_for_a_moment(
     assert turnstile.recall(b"Bearer quiet") is None
     assert turnstile.recall(b"Bearer nobody") is None
     seconds.now += 1.01 * REMEMBERED_S
+    assert turnstile.recall(b"Bearer crowd") is None
+
+
+def test_after_that_one_asks_for_all(turnstile: Turnstile, seconds: Seconds) -> None:
+    seconds.now += 1.01 * REMEMBERED_S
+    assert turnstile.recall(b"Bearer crowd") is None
+    assert turnstile.recall(b"Bearer crowd") is not None
+    turnstile.remember("key_crowd", UnavailableError(code="overloaded"), MAX_WAIT_S)
+    seconds.now += 0.99 * REMEMBERED_S
+    assert turnstile.recall(b"Bearer crowd") is not None, "what it heard counts as long again"
+
+
+def test_who_is_let_in_lets_in_the_others(turnstile: Turnstile, seconds: Seconds) -> None:
+    seconds.now += 1.01 * REMEMBERED_S
+    turnstile.recall(b"Bearer crowd")
+    turnstile.let_in("key_crowd")
+    assert [turnstile.recall(b"Bearer crowd") for _ in range(3)] == [None] * 3
+
+
+def test_nobody_waits_long_for_one_who_never_hears(turnstile: Turnstile, seconds: Seconds) -> None:
+    seconds.now += 1.01 * REMEMBERED_S
+    turnstile.recall(b"Bearer crowd")
+    seconds.now += 1.01 * ASKING_S
     assert turnstile.recall(b"Bearer crowd") is None
 
 
