@@ -10,7 +10,9 @@ from __future__ import annotations
 import errno
 import os
 import re
+import shutil
 import tempfile
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -27,6 +29,7 @@ _TENANT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 _LOCATOR = re.compile(rf"({_TENANT_ID.pattern})/([0-9a-f]{{64}})")
 _STAGING = ".staging"
+STALE_STAGING_S = 86_400.0  # nobody takes so long to write one adapter
 _TAKEN = frozenset({errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR})  # what a rename meets
 
 
@@ -124,7 +127,19 @@ class LocalAdapterStore:
         """A scratch folder on the store's own file system, so that a rename is atomic."""
         folder = self._root / _STAGING
         folder.mkdir(parents=True, exist_ok=True)
+        remove_stale(folder, time.time() - STALE_STAGING_S)
         return tempfile.TemporaryDirectory(dir=folder)
+
+
+def remove_stale(staging: Path, before_s: float) -> None:
+    """Remove what killed processes left in `staging`: folders that nobody changed since then.
+
+    before_s: since 1970. What another process removes meanwhile, or works on, is left alone.
+    """
+    for left in staging.glob("*"):
+        with suppress(OSError):
+            if left.stat().st_mtime < before_s:
+                shutil.rmtree(left, ignore_errors=True)
 
 
 def locator_of(tenant_id: str, digest: str) -> str:

@@ -8,7 +8,6 @@ its files vanish, and fetches it again.
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 import time
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from lora.store import folder_of, is_complete
+from lora.store import folder_of, is_complete, remove_stale
 
 STAGING = ".staging"
 STALE_STAGING_S = 3600.0
@@ -81,20 +80,13 @@ class StoreCache:
             if copy.folder != kept:
                 _remove(copy.folder, self._root / STAGING)
                 num_bytes -= copy.num_bytes
-        self._sweep(time.time() - STALE_STAGING_S)
+        remove_stale(self._root / STAGING, time.time() - STALE_STAGING_S)
 
     def _copies(self) -> Iterator[_Copy]:
         for folder in self._root.glob("[!.]*/*"):
             with suppress(OSError):
                 sizes = [path.stat().st_size for path in folder.iterdir()]
                 yield _Copy(folder, sum(sizes), folder.stat().st_mtime)
-
-    def _sweep(self, before_s: float) -> None:
-        """Remove what killed processes left behind."""
-        for left in (self._root / STAGING).glob("*"):
-            with suppress(OSError):
-                if left.stat().st_mtime < before_s:
-                    shutil.rmtree(left, ignore_errors=True)
 
 
 def _remove(folder: Path, staging: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import pytest
 
 from lora.store import (
     CONFIG_FILE,
+    STALE_STAGING_S,
     WEIGHTS_FILE,
     AdapterCorruptError,
     AdapterMissingError,
@@ -58,6 +61,18 @@ def test_putting_at_once_from_many_threads_leaves_one_complete_adapter(
     assert len(set(locators)) == 1
     assert len(list(store.fetch(locators[0]).iterdir())) == 2
     assert list((root / ".staging").iterdir()) == []
+
+
+def test_what_a_killed_process_left_is_removed_and_what_another_works_on_is_not(
+    store: LocalAdapterStore, root: Path, adapter: Adapter
+) -> None:
+    for name, age_s in (("killed", 1.1 * STALE_STAGING_S), ("at work", 0.9 * STALE_STAGING_S)):
+        folder = root / ".staging" / name / "adapter"
+        folder.mkdir(parents=True)
+        (folder / WEIGHTS_FILE).write_bytes(b"half")
+        os.utime(folder.parent, (0, time.time() - age_s))
+    store.put("ten_acme", adapter[1], adapter[0])
+    assert [path.name for path in (root / ".staging").iterdir()] == ["at work"]
 
 
 def test_bytes_that_are_not_the_digests_are_refused_and_leave_nothing(
