@@ -11,7 +11,6 @@ are written down, so that the registry answers everybody else.
 from __future__ import annotations
 
 import asyncio
-import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -48,7 +47,7 @@ from app.uploads.quotas import Quotas
 from lora.base_spec import BaseSpec
 from lora.digest import FileDigest
 from lora.limits import DEFAULT_LIMITS, ManifestLimits
-from lora.store import AdapterStore, locator_of
+from lora.store import AdapterStore, locator_of, remove_stale
 
 STAGING_FOLDER = "uploads"
 STALE_STAGING_S = 86_400.0
@@ -231,9 +230,7 @@ async def _accept(
 
 def sweep_staging(data_dir: Path, now_s: float) -> None:
     """Remove what killed processes left behind; other processes' running uploads are younger."""
-    for folder in (data_dir / STAGING_FOLDER).glob("*"):
-        if folder.stat().st_mtime < now_s - STALE_STAGING_S:
-            shutil.rmtree(folder, ignore_errors=True)
+    remove_stale(data_dir / STAGING_FOLDER, now_s - STALE_STAGING_S)
 
 
 @contextmanager
