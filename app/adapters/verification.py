@@ -34,6 +34,7 @@ from lora.findings import Finding
 from lora.limits import DEFAULT_LIMITS
 from lora.store import (
     ADAPTER_FILES,
+    CHAT_TEMPLATE_FILE,
     AdapterCorruptError,
     AdapterMissingError,
     AdapterStore,
@@ -144,6 +145,10 @@ async def _conclude(
     else:
         change_state(version, VALIDATED)
     report = build_report(version.digest, version.state, findings)
+    # What was said of the chat template stays: it was tried when it came.
+    report["checks"] += [
+        check for check in version.report["checks"] if check.get("file") == CHAT_TEMPLATE_FILE
+    ]
     if trial.figures is not None:
         report["figures"] = msgspec.to_builtins(trial.figures)
     version.report = report
