@@ -81,8 +81,13 @@ class AppContext:
 
 
 @asynccontextmanager
-async def open_context(settings: Settings, now: Clock | None = None) -> AsyncIterator[AppContext]:
-    """Connect to everything; `now` (for key expiry) defaults to the system's clock."""
+async def open_context(
+    settings: Settings, now: Clock | None = None, *, keeps_tier: bool = False
+) -> AsyncIterator[AppContext]:
+    """Connect to everything; `now` (for key expiry) defaults to the system's clock.
+
+    keeps_tier: of `QueueClient`.
+    """
     tracing = open_tracing("api", settings.otlp_endpoint)
     metrics = ApiMetrics(settings.metrics_top_tenants)
     base = await asyncio.to_thread(BaseSpec.from_folder, settings.model, settings.model_id)
@@ -105,6 +110,7 @@ async def open_context(settings: Settings, now: Clock | None = None) -> AsyncIte
         settings.api_id,
         secret=settings.queue_secret.get_secret_value(),
         failover_timeout_s=settings.failover_timeout_s,
+        keeps_tier=keeps_tier,
     )
     levers = EngineLevers(settings.redis_url, secret=settings.queue_secret.get_secret_value())
     samples = SampleBook(settings.redis_url)

@@ -17,14 +17,16 @@ FIRST_WAIT_S = 1.0
 MAX_WAIT_S = 30.0
 SUSPENDED_WAIT_S = 30.0
 
-# It did not begin. After any other failure an engine may have worked for it.
-NEVER_LEASED = frozenset({"overloaded", "queue_timeout"})
 # No fault of the line's: these are not counted.
-_NOBODYS_FAULT = NEVER_LEASED | {
-    "dependency_unavailable",
-    "queue_unavailable",
-    "server_shutting_down",
-}
+_NOBODYS_FAULT = frozenset(
+    {
+        "dependency_unavailable",
+        "overloaded",
+        "queue_timeout",
+        "queue_unavailable",
+        "server_shutting_down",
+    }
+)
 
 
 @dataclass(slots=True)
@@ -43,8 +45,8 @@ class Patience:
             return self._wait_for_limit(error, now)
         if error.code == "tenant_suspended":
             return SUSPENDED_WAIT_S
-        if error.code not in NEVER_LEASED:
-            self.may_have_run = True
+        # Also where it found no engine in time: it may be another one than the first, which died.
+        self.may_have_run = True
         is_final = error.status < 500 and error.status != 408
         if is_final or error.headers.get("x-should-retry") == "false":
             return None

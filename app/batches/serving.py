@@ -1,7 +1,8 @@
 """What a worker needs to run lines as an API process runs requests: the same context, of its own.
 
 Knows nothing of batches' rules. Invariant: to queue and ledger a worker is one more process that
-owns requests, under a name that no other life of any process has.
+owns requests, under a name that no other life of any process has; nobody reads along what it asks
+for, which yields to others all the time, however often it is begun.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from app.batches.acceptance import LineAcceptance
-from app.batches.line_runner import TakeBack
+from app.batches.line_runner import QUEUE_TIMEOUT_S, TakeBack
 from app.context import AppContext, Clock, open_context
 from app.errors import UnavailableError
 from app.metrics.answers import AnswerMetrics
@@ -40,7 +41,7 @@ async def open_serving(
     settings: WorkerSettings, now: Clock, answers: AnswerMetrics | None = None
 ) -> AsyncIterator[Serving]:
     """Connect to everything that a request needs; `answers` counts what comes of it."""
-    async with open_context(_as_api(settings), now) as context:
+    async with open_context(_as_api(settings), now, keeps_tier=True) as context:
         acceptance = LineAcceptance(context.database, settings.database_url, timeout_s=PATIENCE_S)
         redis = open_async_redis(settings.redis_url, max_connections=4)
         abort = cast("Callable[..., Awaitable[Any]]", redis.register_script(read_script("abort")))
@@ -67,6 +68,7 @@ def _as_api(settings: WorkerSettings) -> Settings:
     own = {
         "api_id": f"batches-{secrets.token_hex(6)}",
         "dependency_timeout_s": PATIENCE_S,
+        "failover_timeout_s": QUEUE_TIMEOUT_S,  # or it would yield no more
         "database_pool_size": POOL_SIZE,
     }
     return Settings(**(known | own))

@@ -50,10 +50,11 @@ class QueueClient:
         *,
         secret: str,
         failover_timeout_s: float = FAILOVER_TIMEOUT_S,
+        keeps_tier: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """secret: of `Codec`. failover_timeout_s: how long a request whose engine died waits for
-        another one.
+        another one. keeps_tier: nobody reads along, so that it yields then as it did before.
         """
         self.api_id = api_id
         self._codec = Codec(secret)
@@ -77,7 +78,12 @@ class QueueClient:
         self._reports = UsageReporter(self._redis, self._codec, clock)
         self._has_adrift = asyncio.Event()
         failover = Failover(
-            self._run, self._codec, self._abort_later, timeout_s=failover_timeout_s, clock=clock
+            self._run,
+            self._codec,
+            self._abort_later,
+            timeout_s=failover_timeout_s,
+            keeps_tier=keeps_tier,
+            clock=clock,
         )
         self._watch = Watch(
             self._run, self._streams, failover, on_data_lost=self._reports.repeat, clock=clock

@@ -36,13 +36,15 @@ class Failover:
         abort: Callable[[OutputStream], None],
         *,
         timeout_s: float,
+        keeps_tier: bool,
         clock: Callable[[], float],
     ) -> None:
-        """timeout_s: how long a request waits for another engine."""
+        """timeout_s: how long a request waits for another engine. keeps_tier: as `requeue_args`."""
         self._run = run
         self._codec = codec
         self._abort = abort
         self._timeout_s = timeout_s
+        self._keeps_tier = keeps_tier
         self._clock = clock
 
     async def requeue(self, stream: OutputStream, why: Adrift) -> None:
@@ -56,7 +58,13 @@ class Failover:
         stream.hold()
         request = request_to_go_on(stream, why)
         is_forced = why is not Adrift.DIED
-        args = requeue_args(request, self._codec, is_forced=is_forced, timeout_s=self._timeout_s)
+        args = requeue_args(
+            request,
+            self._codec,
+            is_forced=is_forced,
+            timeout_s=self._timeout_s,
+            keeps_tier=self._keeps_tier,
+        )
         was = await self._run("requeue", *args)
         now = self._clock()
         if was in (b"alive", b"gone"):  # a late heartbeat; or an end that has not been read yet
@@ -86,14 +94,17 @@ def request_to_go_on(stream: OutputStream, why: Adrift) -> EngineRequest:
     )
 
 
-def enqueue_args(request: EngineRequest, codec: Codec, *, timeout_s: float | None = None) -> Args:
+def enqueue_args(
+    request: EngineRequest,
+    codec: Codec,
+    *,
+    timeout_s: float | None = None,
+    tier: ServiceTier | None = None,
+) -> Args:
     """The arguments of lua/enqueue.lua, and the first of lua/requeue.lua.
 
-    timeout_s: how long it may wait there.
+    timeout_s: how long it may wait there. tier: its place, where that is not its own tier's.
     """
-    tier = request.service_tier
-    if tier is ServiceTier.FLEX and request.epoch > 0:  # it has begun, and somebody reads along
-        tier = ServiceTier.DEFAULT
     return (
         request.request_id,
         request.tenant_id,
@@ -104,7 +115,7 @@ def enqueue_args(request: EngineRequest, codec: Codec, *, timeout_s: float | Non
         keys.adapter_member(request.adapter),
         request.epoch,
         request.weight,
-        tier.value,
+        (tier or request.service_tier).value,
         "" if timeout_s is None else int(timeout_s * 1000),
         request.reserved_share,
         codec.encode(Wake()),
@@ -112,11 +123,22 @@ def enqueue_args(request: EngineRequest, codec: Codec, *, timeout_s: float | Non
 
 
 def requeue_args(
-    request: EngineRequest, codec: Codec, *, is_forced: bool, timeout_s: float | None = None
+    request: EngineRequest,
+    codec: Codec,
+    *,
+    is_forced: bool,
+    timeout_s: float | None = None,
+    keeps_tier: bool = False,
 ) -> Args:
-    """The arguments of lua/requeue.lua. `request.epoch` is that of its lease until now."""
+    """The arguments of lua/requeue.lua. `request.epoch` is that of its lease until now.
+
+    What has begun goes on before what has not, unless it `keeps_tier`: nobody reads along.
+    """
+    tier = request.service_tier
+    if tier is ServiceTier.FLEX and not keeps_tier:
+        tier = ServiceTier.DEFAULT
     return (
-        *enqueue_args(request, codec, timeout_s=timeout_s),
+        *enqueue_args(request, codec, timeout_s=timeout_s, tier=tier),
         "1" if is_forced else "0",
         codec.encode(Abort(request_id=request.request_id, epoch=request.epoch)),
     )

@@ -29,8 +29,10 @@ class QueueDriver:
         args = enqueue_args(request, self._codec, timeout_s=timeout_s)
         return self._text(self._scripts["enqueue"](args=args))
 
-    def requeue(self, request: EngineRequest, *, is_forced: bool = False) -> str:
-        args = requeue_args(request, self._codec, is_forced=is_forced)
+    def requeue(
+        self, request: EngineRequest, *, is_forced: bool = False, keeps_tier: bool = False
+    ) -> str:
+        args = requeue_args(request, self._codec, is_forced=is_forced, keeps_tier=keeps_tier)
         return self._text(self._scripts["requeue"](args=args))
 
     def abort(self, request_id: str, *, only_queued: bool = False, epoch: int = 1) -> str:

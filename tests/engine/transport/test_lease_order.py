@@ -154,9 +154,21 @@ def test_flex_that_has_begun_goes_on_as_any_other(
     driver: QueueDriver, transport: EngineTransport
 ) -> None:
     """Its engine died, and a client reads along."""
-    driver.enqueue(asked("begun", tier=ServiceTier.FLEX, epoch=1))
     driver.enqueue(asked("d"))
-    assert lease(transport, n=2) == ["begun", "d"]
+    driver.requeue(asked("begun", tier=ServiceTier.FLEX, epoch=1), is_forced=True)
+    driver.enqueue(asked("d2"))
+    assert lease(transport, n=3) == ["d", "begun", "d2"]
+
+
+def test_flex_that_has_begun_yields_as_before_where_nobody_reads_along(
+    driver: QueueDriver, transport: EngineTransport
+) -> None:
+    """A batch's line: its engine died, or the worker that ran it."""
+    begun = asked("begun", tier=ServiceTier.FLEX, epoch=1)
+    driver.requeue(begun, is_forced=True, keeps_tier=True)
+    driver.enqueue(asked("again", tier=ServiceTier.FLEX, epoch=50_000))
+    driver.enqueue(asked("d"))
+    assert lease(transport, n=3) == ["d", "begun", "again"]
 
 
 def test_priority_goes_before_other_tenants_within_its_slack(
