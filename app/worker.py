@@ -83,7 +83,9 @@ async def run(settings: WorkerSettings) -> None:
         lambda rollout_id: worker_trail(peppers, rollout_id, utc_now()),
     )
     metrics = WorkerMetrics(database, settings.redis_url, ledger)
-    batches = BatchJobs(database, settings, utc_now, answers=metrics.answers)
+    batches = BatchJobs(
+        database, settings, utc_now, answers=metrics.answers, metrics=metrics.batches
+    )
     drift = DriftWatch(database, metrics, utc_now)
     log.info("worker_started")
     try:

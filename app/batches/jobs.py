@@ -12,6 +12,7 @@ import time
 from contextlib import AsyncExitStack, suppress
 
 import structlog
+from prometheus_client import CollectorRegistry
 
 from app.auth import verify_again
 from app.batches.claims_repository import Claim, ClaimLostError, claim_batch
@@ -26,6 +27,7 @@ from app.errors import ApiError, UnavailableError
 from app.files.jobs import FileJobs
 from app.files.vault import FileVault, open_vault
 from app.metrics.answers import AnswerMetrics
+from app.metrics.batches import BatchMetrics
 from app.plans.limits import Kind
 from app.settings import WorkerSettings
 
@@ -47,9 +49,11 @@ class BatchJobs:
         *,
         turn_s: float = TURN_S,
         answers: AnswerMetrics | None = None,
+        metrics: BatchMetrics | None = None,
     ) -> None:
-        """answers: counts what comes of the lines."""
+        """answers: counts what comes of the lines. metrics: of the batches."""
         self._answers = answers
+        self._metrics = metrics or BatchMetrics(CollectorRegistry())
         self._database = database
         self._settings = settings
         self._now = now
@@ -118,6 +122,7 @@ class BatchJobs:
                 stopping=stopping,
                 width=await self._width(batch, serving),
                 max_line_bytes=serving.context.settings.max_body_bytes,
+                metrics=self._metrics,
                 turn_s=self._turn_s,
             )
             await run.run()

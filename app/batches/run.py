@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Sequence, Sized
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,6 +26,7 @@ from app.batches.tables import Batch
 from app.encryption import DataKey, SealBrokenError
 from app.errors import UnavailableError
 from app.files.vault import SealedBody
+from app.metrics.batches import BatchMetrics, Turn
 
 log = structlog.get_logger()
 
@@ -57,14 +58,20 @@ class BatchRun:
     stopping: asyncio.Event
     width: int
     max_line_bytes: int
+    metrics: BatchMetrics
     turn_s: float = TURN_S
     _is_cancelled: bool = False
     _rest_s: float = 0.0
     _ends_at: float = 0.0
     _key: DataKey | None = field(default=None, repr=False)
+    _turn: Turn = field(default_factory=Turn)
 
     async def run(self) -> None:
         """Raises UnavailableError without registry: the claim then runs out by itself."""
+        with self.metrics.turn() as self._turn:
+            await self._take_turn()
+
+    async def _take_turn(self) -> None:
         self._ends_at = time.monotonic() + self.turn_s
         holding = asyncio.create_task(self._hold(), name="batch-hold")
         working = asyncio.create_task(self._work(), name="batch-work")
@@ -115,14 +122,14 @@ class BatchRun:
             await self._go_on(batch, body, key)
         except FileNotFoundError:
             log.error("batch_input_gone", batch_id=batch.id)
-            await self.records.fail([_UNREADABLE.shown(None)])
+            await self._fail([_UNREADABLE.shown(None)])
         except _LineUnreadableError as error:
             log.error("batch_line_unreadable", batch_id=batch.id, line=error.shown["line"])
-            await self.records.fail([error.shown])
+            await self._fail([error.shown])
         except SealBrokenError as error:  # perhaps an envelope key was taken away too soon
             log.error("batch_not_opened", batch_id=batch.id, error=str(error))
             if self._has_expired(batch):
-                await self.records.fail([_UNREADABLE.shown(None)])
+                await self._fail([_UNREADABLE.shown(None)])
             else:
                 await self.records.release(MAX_REST_S)
 
@@ -138,7 +145,7 @@ class BatchRun:
                     break
         errors = validation.finish()
         if errors:
-            await self.records.fail(errors)
+            await self._fail(errors)
             log.info("batch_failed", batch_id=batch.id, num_errors=len(errors))
             return False
         await self.records.begin(validation)
@@ -162,7 +169,12 @@ class BatchRun:
         elif self._is_cancelled:
             status = "cancelled"
         await self.records.finish(status, key)
+        self.metrics.ended(status)
         log.info("batch_ended", batch_id=batch.id, status=status)
+
+    async def _fail(self, errors: list[dict[str, Any]]) -> None:
+        await self.records.fail(errors)
+        self.metrics.ended("failed")
 
     async def _run_lines(self, batch: Batch, body: SealedBody, answered: set[int]) -> None:
         """Run what is not in `answered` and add it there, until the turn ends."""
@@ -176,8 +188,10 @@ class BatchRun:
                         break
                     task = asyncio.create_task(self.runner.run(line, Patience(batch.expires_at)))
                     running[task] = line.number
+                    self._note(batch, running, answered)
             while running:
                 await self._take(running, answered)
+                self._note(batch, running, answered)
         finally:
             for task in running:
                 task.cancel()
@@ -203,9 +217,15 @@ class BatchRun:
         while True:
             try:
                 await self.records.write(answers, self._key)
-                return
+                break
             except UnavailableError:
                 await asyncio.sleep(RETRY_S)
+        num_failed = sum(answer.is_error for answer in answers)
+        self.metrics.answered(len(answers) - num_failed, num_failed)
+
+    def _note(self, batch: Batch, running: Sized, answered: Sized) -> None:
+        self._turn.num_running = len(running)
+        self._turn.num_waiting = batch.num_total - len(answered) - len(running)
 
     async def _expire_rest(self, batch: Batch, body: SealedBody, answered: set[int]) -> None:
         answers: list[LineAnswer] = []

@@ -22,6 +22,11 @@ SELECT count(*) AS num, coalesce(extract(epoch FROM now() - min(not_before)), 0)
 FROM usage_outbox WHERE revision > delivered_revision AND not_before <= now()
 """)
 
+_BATCHES = text("""
+SELECT count(*) AS num, coalesce(extract(epoch FROM now() - min(claimed_until)), 0) AS oldest_s
+FROM batch_claims WHERE claimed_until <= now()
+""")
+
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
@@ -42,4 +47,11 @@ async def waiting_exports(session: AsyncSession) -> Waiting:
     """Events of usage that are due to be exported. Sets the ledger's scope."""
     await ledger_scope(session)
     row = (await session.execute(_EXPORTS)).one()
+    return Waiting(row.num, float(row.oldest_s))
+
+
+async def waiting_batches(session: AsyncSession) -> Waiting:
+    """Batches that no worker runs, and that are due. Sets the worker's scope."""
+    await worker_scope(session)
+    row = (await session.execute(_BATCHES)).one()
     return Waiting(row.num, float(row.oldest_s))

@@ -20,7 +20,8 @@ from app.db import Database
 from app.errors import UnavailableError
 from app.metrics.answers import AnswerMetrics
 from app.metrics.api import TOP_TENANTS
-from app.metrics.repository import Waiting, waiting_exports, waiting_jobs
+from app.metrics.batches import BatchMetrics
+from app.metrics.repository import Waiting, waiting_batches, waiting_exports, waiting_jobs
 from app.promptly import promptly
 from app.requests.jobs import LedgerJobs
 from app.usage.reconcile_repository import DIFFERENCES
@@ -44,6 +45,7 @@ class WorkerMetrics:
         self.registry.register(_LedgerCollector(ledger))
         self.answers = AnswerMetrics(self.registry, TOP_TENANTS, is_awaited=False)
         """Of batches."""
+        self.batches = BatchMetrics(self.registry)
         self._database = database
         self._redis = open_async_redis(redis_url, max_connections=1)
         self._lag_records = self._gauge(
@@ -62,6 +64,12 @@ class WorkerMetrics:
         self._exports_oldest = self._gauge(
             "tenfold_exports_oldest_wait_seconds", "How long the first of them has been due."
         )
+        self._batches = self._gauge(
+            "tenfold_batches_waiting", "Batches that are due, and that no worker runs."
+        )
+        self._batches_oldest = self._gauge(
+            "tenfold_batches_oldest_wait_seconds", "How long the first of them has been due."
+        )
         self._differences = self._gauge(
             "tenfold_reconcile_differences",
             "What differs between acceptances, ledger, roll-ups and exports of the last hours.",
@@ -71,17 +79,23 @@ class WorkerMetrics:
 
     async def look(self) -> None:
         """Ask how things stand."""
-        lag, jobs, exports = await asyncio.gather(
-            _known(self._lag()), _known(self._read_jobs()), _known(self._read_exports())
+        lag, jobs, exports, batches = await asyncio.gather(
+            _known(self._lag()),
+            _known(self._read_jobs()),
+            _known(self._read_exports()),
+            _known(self._read_batches()),
         )
-        self._lag_records.set(UNKNOWN if lag is None else lag.num)
-        self._lag_seconds.set(UNKNOWN if lag is None else lag.oldest_s)
+        for (num, oldest), found in (
+            ((self._lag_records, self._lag_seconds), lag),
+            ((self._exports, self._exports_oldest), exports),
+            ((self._batches, self._batches_oldest), batches),
+        ):
+            num.set(UNKNOWN if found is None else found.num)
+            oldest.set(UNKNOWN if found is None else found.oldest_s)
         for kind in JOB_KINDS:
             found = None if jobs is None else jobs.get(kind, Waiting(0, 0.0))
             self._jobs.labels(kind).set(UNKNOWN if found is None else found.num)
             self._jobs_oldest.labels(kind).set(UNKNOWN if found is None else found.oldest_s)
-        self._exports.set(UNKNOWN if exports is None else exports.num)
-        self._exports_oldest.set(UNKNOWN if exports is None else exports.oldest_s)
 
     def observe_differences(self, num_by_kind: Mapping[str, float]) -> None:
         """What a reconciliation has found."""
@@ -104,6 +118,10 @@ class WorkerMetrics:
     async def _read_exports(self) -> Waiting:
         async with self._database.session() as session:
             return await waiting_exports(session)
+
+    async def _read_batches(self) -> Waiting:
+        async with self._database.session() as session:
+            return await waiting_batches(session)
 
     def _gauge(self, name: str, what: str, *labels: str) -> Gauge:
         return Gauge(name, what, labels, registry=self.registry)

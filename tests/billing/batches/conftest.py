@@ -13,6 +13,7 @@ import pytest
 from app.batches.jobs import BatchJobs
 from app.context import AppContext
 from app.db import Database
+from app.metrics.batches import BatchMetrics
 from app.settings import Settings
 from tests.app.requests.conftest import Rows
 from tests.billing.batches.inputs import Submitter
@@ -26,7 +27,11 @@ class Working(Protocol):
     """`async with working(batch_concurrency=2): ...`: a worker runs batches in the block."""
 
     def __call__(
-        self, *, turn_s: float = 120.0, **changes: object
+        self,
+        *,
+        turn_s: float = 120.0,
+        metrics: BatchMetrics | None = None,
+        **changes: object,
     ) -> AbstractAsyncContextManager[BatchJobs]: ...
 
 
@@ -66,11 +71,13 @@ def working(
     """As the role that workers have."""
 
     @asynccontextmanager
-    async def run(*, turn_s: float = 120.0, **changes: object) -> AsyncIterator[BatchJobs]:
+    async def run(
+        *, turn_s: float = 120.0, metrics: BatchMetrics | None = None, **changes: object
+    ) -> AsyncIterator[BatchJobs]:
         url = database.worker_url
         own = settings.model_copy(update={"database_url": url, **changes})
         registry, stopping = Database(url, pool_size=6), asyncio.Event()
-        jobs = BatchJobs(registry, own, clock.now, turn_s=turn_s)
+        jobs = BatchJobs(registry, own, clock.now, turn_s=turn_s, metrics=metrics)
         task = asyncio.create_task(jobs.run(stopping))
         try:
             yield jobs
