@@ -89,6 +89,8 @@ OVERRIDES: Mapping[str, Schema] = {
     "tracing.sampleRatio": {"type": "number", "minimum": 0, "maximum": 1},
     "settings.stepLimitSeconds": {"type": "number", "exclusiveMinimum": 0},
     "gpu.count": {"type": "integer", "minimum": 1},
+    "worker.maxBatches": {"type": "integer", "minimum": 1},
+    "worker.batchConcurrency": {"type": "integer", "minimum": 1},
 }
 NAME = {"type": "string", "pattern": "^[a-z0-9]([a-z0-9-]{0,13}[a-z0-9])?$"}
 SOURCE: Schema = {

@@ -287,8 +287,21 @@ def test_scale_to_zero_needs_keda() -> None:
         {"database": {"sslMode": "yes"}},
         {"networkPolicy": {"enable": False}},
         {"unknown": {}},
+        {"worker": {"maxBatches": 0}},
+        {"worker": {"batchConcurrency": "16"}},
     ],
 )
 def test_schema_refuses(values: Object) -> None:
     with pytest.raises(HelmError, match=r"values don.t meet the specifications|latest names no"):
         render("single-gpu", values=values)
+
+
+def test_workers_are_told_how_many_batches_they_run_and_how_many_lines_of_each() -> None:
+    values = {"worker": {"maxBatches": 3, "batchConcurrency": 40}}
+    told = []
+    for given in ({}, values):
+        worker = named(render("prod", values=given), "Deployment", "-worker")
+        (container,) = worker["spec"]["template"]["spec"]["containers"]
+        variables = environment(container)
+        told.append((variables["TENFOLD_MAX_BATCHES"], variables["TENFOLD_BATCH_CONCURRENCY"]))
+    assert told == [("8", "16"), ("3", "40")]
