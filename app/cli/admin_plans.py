@@ -115,6 +115,9 @@ def set_limits(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what a tenant's would be.")
     ] = False,
+    if_match: Annotated[
+        str | None, typer.Option(help="The etag of what you mean to change.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Replace the limits that a tenant, a key or an adapter has of its own."""
@@ -125,7 +128,8 @@ def set_limits(
         body = body["limits"]
     query = {"dry_run": "1"} if dry_run else {}
     path = _path(tenant, key, adapter)
-    shown = client_of(context).call("PUT", path, params=query, json=body)
+    headers = {} if if_match is None else {"if-match": if_match}
+    shown = client_of(context).call("PUT", path, params=query, json=body, headers=headers)
     show_json(shown) if as_json else show(shown["in_force"], IN_FORCE)
 
 

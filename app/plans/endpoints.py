@@ -123,9 +123,14 @@ async def get_key_limits(
 
 @limits.put("/keys/{key}/limits")
 async def put_key_limits(
-    tenant: str, key: str, body: SubjectLimits, session: RequestSession, trail: Trail
+    tenant: str,
+    key: str,
+    body: SubjectLimits,
+    session: RequestSession,
+    trail: Trail,
+    if_match: IfMatch = None,
 ) -> LimitsView:
-    row = await service.put_key_limits(session, tenant, key, body, trail)
+    row = await service.put_key_limits(session, tenant, key, body, if_match, trail)
     return LimitsView.of_subject(row.limits, key_limits(row))
 
 
@@ -137,7 +142,12 @@ async def get_adapter_limits(tenant: str, adapter: str, session: RequestSession)
 
 @limits.put("/adapters/{adapter}/limits")
 async def put_adapter_limits(
-    tenant: str, adapter: str, body: SubjectLimits, session: RequestSession, trail: Trail
+    tenant: str,
+    adapter: str,
+    body: SubjectLimits,
+    session: RequestSession,
+    trail: Trail,
+    if_match: IfMatch = None,
 ) -> LimitsView:
-    row = await service.put_adapter_limits(session, tenant, adapter, body, trail)
+    row = await service.put_adapter_limits(session, tenant, adapter, body, if_match, trail)
     return LimitsView.of_subject(row.limits, adapter_limits(row.id, row.limits))

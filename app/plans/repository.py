@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import delete, func, select, text, update
+from sqlalchemy import ColumnElement, delete, func, select, text, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -68,11 +68,26 @@ async def plan_of(session: AsyncSession, tenant: Tenant) -> Plan | None:
     return await session.scalar(select(Plan).where(Plan.id == tenant.plan_id))
 
 
+async def lock_shared(session: AsyncSession, key: ApiKey) -> ApiKey | None:
+    """The key, read afresh; it and all that are counted as one with it are locked, in order.
+
+    In the tenant's scope.
+    """
+    rows = await session.scalars(
+        select(ApiKey)
+        .where(*_counted_as_one(key))
+        .order_by(ApiKey.id)
+        .with_for_update()
+        .execution_options(populate_existing=True)
+    )
+    return next((row for row in rows if row.id == key.id), None)
+
+
 async def share_limits(session: AsyncSession, key: ApiKey) -> None:
     """Give the key's limits to all keys that are counted as one with it, in the tenant's scope."""
+    await session.execute(update(ApiKey).where(*_counted_as_one(key)).values(limits=key.limits))
+
+
+def _counted_as_one(key: ApiKey) -> tuple[ColumnElement[bool], ...]:
     counted_as = func.coalesce(ApiKey.counted_as, ApiKey.id)
-    await session.execute(
-        update(ApiKey)
-        .where(ApiKey.tenant_id == key.tenant_id, counted_as == (key.counted_as or key.id))
-        .values(limits=key.limits)
-    )
+    return ApiKey.tenant_id == key.tenant_id, counted_as == (key.counted_as or key.id)

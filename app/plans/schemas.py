@@ -140,10 +140,19 @@ class LimitsView(BaseModel):
     object: Literal["limits"] = "limits"
     limits: dict[str, Any]
     in_force: list[LimitView]
+    etag: str
 
     @classmethod
     def of_subject(cls, stored: dict[str, Any], in_force: Iterable[Limit]) -> Self:
-        return cls(limits=stored, in_force=[LimitView.of(each) for each in in_force])
+        """Of a key or an adapter."""
+        shown = cls(
+            limits=stored, in_force=[LimitView.of(each) for each in in_force], etag=""
+        )
+        return shown.tagged()
+
+    def tagged(self) -> Self:
+        """The same with its etag."""
+        return self.model_copy(update={"etag": etag_of(self.model_dump(mode="json"))})
 
 
 class QuotaView(BaseModel):
@@ -160,7 +169,6 @@ class TenantLimitsView(LimitsView):
     reserved_share: float
     allows_priority: bool
     quotas: list[QuotaView]
-    etag: str
 
     @classmethod
     def of(
@@ -182,4 +190,4 @@ class TenantLimitsView(LimitsView):
             ],
             etag="",
         )
-        return view.model_copy(update={"etag": etag_of(view.model_dump(mode="json"))})
+        return view.tagged()

@@ -14,12 +14,13 @@ from app.api_keys import service as api_keys
 from app.api_keys.service import Asking
 from app.audit.trail import AuditTrail
 from app.db import operator_scope
-from app.errors import ConflictError, UnprocessableError
+from app.errors import ConflictError, NotFoundError, UnprocessableError
 from app.etags import check_etag
 from app.ids import new_id
 from app.plans.assignment import check_shares, find_plan, lock_shares
-from app.plans.repository import PlanRepository, plan_of, share_limits
+from app.plans.repository import PlanRepository, lock_shared, plan_of, share_limits
 from app.plans.schemas import (
+    LimitsView,
     PlanCreate,
     PlanPut,
     PlanView,
@@ -27,7 +28,7 @@ from app.plans.schemas import (
     TenantLimitsPut,
     TenantLimitsView,
 )
-from app.plans.terms import tenant_terms
+from app.plans.terms import adapter_limits, key_limits, tenant_terms
 from app.session import principals_changed
 from app.settings import Settings
 from app.tables import Adapter, ApiKey, Plan, Tenant
@@ -147,9 +148,22 @@ async def find_key(session: AsyncSession, reference: str, key_id: str, trail: Au
 
 
 async def put_key_limits(
-    session: AsyncSession, reference: str, key_id: str, body: SubjectLimits, trail: AuditTrail
+    session: AsyncSession,
+    reference: str,
+    key_id: str,
+    body: SubjectLimits,
+    if_match: str | None,
+    trail: AuditTrail,
 ) -> ApiKey:
-    key = await find_key(session, reference, key_id, trail)
+    """Replace the limits of the key, and of those that are counted as one with it.
+
+    Raises NotFoundError, and as `check_etag`.
+    """
+    found = await find_key(session, reference, key_id, trail)
+    key = await lock_shared(session, found)
+    if key is None:  # deleted while we waited for the lock
+        raise NotFoundError("No such key.", param="key")
+    check_etag(LimitsView.of_subject(key.limits, key_limits(key)).etag, if_match)
     await _put_limits(session, key, "key.limits_changed", body, trail)
     await share_limits(session, key)
     return key
@@ -161,9 +175,17 @@ async def find_adapter(session: AsyncSession, reference: str, adapter: str) -> A
 
 
 async def put_adapter_limits(
-    session: AsyncSession, reference: str, adapter: str, body: SubjectLimits, trail: AuditTrail
+    session: AsyncSession,
+    reference: str,
+    adapter: str,
+    body: SubjectLimits,
+    if_match: str | None,
+    trail: AuditTrail,
 ) -> Adapter:
-    row = await find_adapter(session, reference, adapter)
+    """Replace the adapter's limits. Raises NotFoundError, and as `check_etag`."""
+    tenant = await find_tenant(session, reference)
+    row = await adapters.lock_adapter(session, tenant.id, adapter)
+    check_etag(LimitsView.of_subject(row.limits, adapter_limits(row.id, row.limits)).etag, if_match)
     await _put_limits(session, row, "adapter.limits_changed", body, trail)
     return row
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import httpx
@@ -10,7 +11,7 @@ import pytest
 from app.auth import verify_key
 from app.context import AppContext
 from app.plans.limits import Kind
-from tests.builders.operator import Operator, Tenant
+from tests.builders.operator import OPERATOR, Operator, Tenant
 
 
 @pytest.fixture
@@ -165,3 +166,44 @@ async def test_every_change_of_a_limit_is_in_the_audit_log(
 async def test_no_tenant_reaches_plans_or_limits(api: httpx.AsyncClient, acme: Tenant) -> None:
     for path in ("/v1/plans", "/v1/limits", "/v1/explain/req_x"):
         assert (await api.get(path, headers=acme.headers)).status_code == 404
+
+
+@pytest.mark.parametrize("subject", ["key", "adapter"])
+async def test_a_keys_and_an_adapters_limits_change_only_from_the_state_that_was_read(
+    operator: Operator, acme: Tenant, admin: httpx.AsyncClient, subject: str
+) -> None:
+    await operator.new_adapter("acme", "bot")
+    own = f"keys/{acme.key_id}" if subject == "key" else "adapters/bot"
+    path = f"/tenants/acme/{own}/limits"
+    read = await operator.done("GET", path)
+
+    async def put(limit: int, if_match: str) -> httpx.Response:
+        headers = {**OPERATOR, "if-match": if_match}
+        body = {"requests_per_minute": limit}
+        return await admin.put(f"/admin/v1{path}", json=body, headers=headers)
+
+    answers = await asyncio.gather(*(put(limit, f'"{read["etag"]}"') for limit in (5, 6, 7)))
+    (changed,) = [each.json() for each in answers if each.status_code == 200]
+    refused = [each.json()["error"] for each in answers if each.status_code == 412]
+    assert [each["code"] for each in refused] == ["etag_mismatch"] * 2
+    assert {each["etag"] for each in refused} == {changed["etag"]} != {read["etag"]}
+    assert await operator.done("GET", path) == changed
+    again = await put(8, "*")  # whatever it is, or nothing said: as it always was
+    assert again.status_code == 200 and again.json()["etag"] != changed["etag"]
+    assert (await put(9, again.json()["etag"])).status_code == 200
+    await operator.done("PUT", path, json={})
+    assert await operator.done("GET", path) == read
+
+
+async def test_keys_that_share_their_limits_change_in_turn(operator: Operator) -> None:
+    """Two changes at once, of two keys that are counted as one: neither waits for the other."""
+    tenant = await operator.new_tenant("globex")
+    path = f"/tenants/globex/keys/{tenant.key_id}"
+    rotated = await operator.done("POST", f"{path}/rotate")
+    paths = [f"/tenants/globex/keys/{each}/limits" for each in (tenant.key_id, rotated["id"])]
+    for limit in range(1, 5):
+        bodies = [{"requests_per_minute": limit}, {"tokens_per_day": limit}]
+        changes = zip(paths, bodies, strict=True)
+        await asyncio.gather(*(operator.done("PUT", each, json=body) for each, body in changes))
+        shown = [await operator.done("GET", each) for each in paths]
+        assert shown[0] == shown[1] and shown[0]["limits"] in bodies
