@@ -21,6 +21,7 @@ from app.files import service
 from app.files.repository import FileRepository
 from app.files.schemas import FileView
 from app.files.vault import FileVault, SealedBody
+from app.idempotency.once import OnceReceived
 from app.pages import Page, PageQuery
 from app.session import RequestSession
 
@@ -35,9 +36,9 @@ Limit = Annotated[int, Query(ge=1, le=MAX_PAGE)]
 
 @router.post("")
 async def create_file(
-    request: Request, principal: InferencePrincipal, context: Context
+    request: Request, principal: InferencePrincipal, context: Context, once: OnceReceived
 ) -> FileView:
-    return FileView.of(await service.upload_file(context, principal, request))
+    return FileView.of(await service.upload_file(context, principal, request, once))
 
 
 @router.get("")

@@ -7,6 +7,9 @@ to the registry is held while a client sends; a file that a batch still reads is
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
+import json
 import re
 from collections.abc import AsyncIterable
 from contextlib import aclosing
@@ -19,13 +22,15 @@ from app.auth import Principal
 from app.batches.repository import is_input_in_use
 from app.context import AppContext
 from app.db import tenant_scope
-from app.errors import BadRequestError, NotFoundError, PermissionDeniedError
+from app.errors import ApiError, BadRequestError, NotFoundError, PermissionDeniedError
 from app.files.form import FileForm
 from app.files.receive import file_chunks, refuse_by_headers
 from app.files.repository import FileRepository
-from app.files.schemas import FileFields
+from app.files.schemas import FileFields, FileView
 from app.files.tables import StoredFile
 from app.files.vault import FileVault, SealedBody
+from app.idempotency.answered import AnsweredBefore
+from app.idempotency.once import Asked, Idempotency
 from app.ids import new_id
 from app.settings import WorkerSettings
 
@@ -43,8 +48,13 @@ def vault_of(context: AppContext) -> FileVault:
     return context.vault
 
 
-async def upload_file(context: AppContext, principal: Principal, request: Request) -> StoredFile:
-    """Take the file of an upload. Raises ApiError, also 403 `quota_exceeded`."""
+async def upload_file(
+    context: AppContext, principal: Principal, request: Request, once: Asked | None = None
+) -> StoredFile:
+    """Take the file of an upload.
+
+    Raises ApiError, also 403 `quota_exceeded`, and as `Asked.enter` where it was taken before.
+    """
     vault, settings, tenant_id = vault_of(context), context.settings, principal.tenant_id
     refuse_by_headers(request, settings.max_file_bytes)
     form = FileForm(request.headers.get("content-type"))
@@ -53,13 +63,17 @@ async def upload_file(context: AppContext, principal: Principal, request: Reques
     async with context.database.session() as session:
         await tenant_scope(session, tenant_id)
         files = FileRepository(session, tenant_id)
-        room = settings.max_tenant_file_bytes - await files.num_bytes()
+        room = settings.max_tenant_file_bytes
+        if once is None:  # else it may be among what is there
+            room -= await files.num_bytes()
         retention_days = await files.retention_days()
         await files.plan_removal(locator, context.now() + UPLOAD_LIMIT)
         await session.commit()
     chunks = file_chunks(request, form, settings.max_file_bytes)
+    digest = hashlib.sha256()
     async with aclosing(chunks):
-        body = await vault.put(locator, _within(chunks, room, settings.max_tenant_file_bytes))
+        received = chunks if once is None else _hashed(chunks, digest)
+        body = await vault.put(locator, _within(received, room, settings.max_tenant_file_bytes))
     fields = FileFields.of(form.fields)
     now = context.now()
     asked_s = None if fields.expires_after is None else fields.expires_after.seconds
@@ -72,19 +86,39 @@ async def upload_file(context: AppContext, principal: Principal, request: Reques
         now=now,
         lifetime=lifetime(settings, retention_days, asked_s),
     )
-    async with context.database.session() as session:
-        await tenant_scope(session, tenant_id)
-        files = FileRepository(session, tenant_id)
-        await files.lock()
-        if await files.num_bytes() + file.num_bytes > settings.max_tenant_file_bytes:
-            await files.plan_removal(locator, now)  # another upload took the room meanwhile
-            await session.commit()
-            raise _quota_exceeded(settings.max_tenant_file_bytes)
-        if not await files.try_add(file):
-            await vault.delete(locator)  # deleted meanwhile, and what was planned for it as well
-            raise NotFoundError()
-        await session.commit()
+    await _write_down(context, vault, file, once, digest.digest(), form)
     return file
+
+
+async def _write_down(
+    context: AppContext,
+    vault: FileVault,
+    file: StoredFile,
+    once: Asked | None,
+    digest: bytes,
+    form: FileForm,
+) -> None:
+    """The bytes are in the store; from now on there is a file, or nobody has them."""
+    max_bytes, now = context.settings.max_tenant_file_bytes, file.created_at
+    async with context.database.session() as session:
+        await tenant_scope(session, file.tenant_id)
+        files = FileRepository(session, file.tenant_id)
+        try:
+            kept = await _enter(session, once, digest, form)
+        except (AnsweredBefore, ApiError):
+            await files.plan_removal(file.locator, now)
+            await session.commit()
+            raise
+        await files.lock()
+        if await files.num_bytes() + file.num_bytes > max_bytes:
+            await files.plan_removal(file.locator, now)  # another upload took the room meanwhile
+            await session.commit()
+            raise _quota_exceeded(max_bytes)
+        if not await files.try_add(file):
+            await vault.delete(file.locator)  # deleted meanwhile, and what was planned for it too
+            raise NotFoundError()
+        await kept.keep(FileView.of(file))
+        await session.commit()
 
 
 def new_file(
@@ -153,6 +187,24 @@ async def delete_file(
         )
     await FileRepository(session, tenant_id).remove(file, now)
     return file
+
+
+async def _enter(
+    session: AsyncSession, once: Asked | None, digest: bytes, form: FileForm
+) -> Idempotency:
+    """Raises as `Asked.enter`: what was sent before is the same where all of the form is."""
+    if once is None:
+        return Idempotency()
+    said = json.dumps([form.filename, sorted(form.fields.items())])
+    return await once.enter(session, digest, said.encode())
+
+
+async def _hashed(
+    chunks: AsyncIterable[bytes], digest: hashlib._Hash
+) -> AsyncIterable[bytes]:
+    async for chunk in chunks:
+        await asyncio.to_thread(digest.update, chunk)
+        yield chunk
 
 
 async def _within(chunks: AsyncIterable[bytes], room: int, max_bytes: int) -> AsyncIterable[bytes]:

@@ -9,6 +9,9 @@ thing, so that there are both or neither; an error keeps nothing, and the same r
 again; an answer is given again to whoever got it, authenticated anew, and to nobody else. It may
 hold a secret, so it is sealed (AES-256-GCM) under a key that needs the deployment's pepper *and*
 the client's own `Idempotency-Key`, of which only a MAC is stored: a dump opens nothing.
+
+An upload is asked for with `OnceReceived`: its body goes by, and what tells it from another one is
+the digest of what was received.
 """
 
 from __future__ import annotations
@@ -20,11 +23,12 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Annotated, TypeVar
+from typing import Annotated, Self, TypeVar
 
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from fastapi import Depends, Header, Request
 from pydantic import BaseModel
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.context import AppContext, get_context
 from app.errors import ApiError, ConflictError, retry_after
@@ -73,12 +77,51 @@ async def get_once(
     another request, `idempotency_in_progress` while its first one has not ended."""
     if idempotency_key is None:
         return Idempotency()
-    owner = request.state.actor  # AttributeError, hence 500, where no policy ran
-    request_hash = await _hash_request(request)
-    found: list[tuple[AnswerRepository, bytes]] = []
-    for pepper in context.settings.key_peppers:  # the first keeps, any of them finds
-        key_hash, sealing_key = _derive(pepper, owner, idempotency_key)
-        answers = AnswerRepository(session, owner, key_hash)
+    asked = Asked.of(request, context, idempotency_key)
+    return await asked.enter(session, await request.body())
+
+
+# NOTE: "function" because RequestSession is: it may not outlive what it is made from.
+Once = Annotated[Idempotency, Depends(get_once, scope="function")]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request with a key, before it is known whether it was done."""
+
+    key: str
+    owner: str
+    peppers: Sequence[str]
+    line: tuple[bytes, ...]
+    """Method, path and query."""
+    status: int
+    at: datetime
+
+    @classmethod
+    def of(cls, request: Request, context: AppContext, key: str) -> Self:
+        return cls(
+            key,
+            request.state.actor,  # AttributeError, hence 500, where no policy ran
+            context.settings.key_peppers,
+            (request.method.encode(), request.url.path.encode(), request.url.query.encode()),
+            getattr(request.scope["route"], "status_code", None) or 200,
+            context.now(),
+        )
+
+    async def enter(self, session: AsyncSession, *body: bytes) -> Idempotency:
+        """What the answer is to be kept with, in the transaction that makes it; as `get_once`."""
+        request_hash = hashlib.sha256(_joined((*self.line, *body))).hexdigest()
+        found: list[tuple[AnswerRepository, bytes]] = []
+        for pepper in self.peppers:  # the first keeps, any of them finds
+            found.append(await self._find(session, pepper, request_hash))
+        answers, sealing_key = found[0]
+        return Idempotency(answers, sealing_key, request_hash, self.status, self.at + KEPT)
+
+    async def _find(
+        self, session: AsyncSession, pepper: str, request_hash: str
+    ) -> tuple[AnswerRepository, bytes]:
+        key_hash, sealing_key = _derive(pepper, self.owner, self.key)
+        answers = AnswerRepository(session, self.owner, key_hash)
         if not await answers.try_lock():
             raise ApiError(
                 409,
@@ -87,22 +130,22 @@ async def get_once(
                 "A request with this Idempotency-Key has not ended yet.",
                 headers=retry_after(1),
             )
-        stored = await answers.find(context.now())
+        stored = await answers.find(self.at)
         if stored is not None:
             raise _answer_again(stored, sealing_key, request_hash)
-        found.append((answers, sealing_key))
-    answers, sealing_key = found[0]
-    return Idempotency(
-        answers,
-        sealing_key,
-        request_hash,
-        getattr(request.scope["route"], "status_code", None) or 200,
-        context.now() + KEPT,
-    )
+        return answers, sealing_key
 
 
-# NOTE: "function" because RequestSession is: it may not outlive what it is made from.
-Once = Annotated[Idempotency, Depends(get_once, scope="function")]
+async def get_asked(
+    request: Request,
+    context: Annotated[AppContext, Depends(get_context)],
+    idempotency_key: IdempotencyKey = None,
+) -> Asked | None:
+    """For a route whose body is too large to be kept and compared: it enters with a digest of it."""
+    return None if idempotency_key is None else Asked.of(request, context, idempotency_key)
+
+
+OnceReceived = Annotated[Asked | None, Depends(get_asked)]
 
 
 def _answer_again(stored: StoredAnswer, sealing_key: bytes, request_hash: str) -> Exception:
@@ -113,17 +156,6 @@ def _answer_again(stored: StoredAnswer, sealing_key: bytes, request_hash: str) -
             param="idempotency-key",
         )
     return AnsweredBefore(stored.status, _open(sealing_key, stored.sealed))
-
-
-async def _hash_request(request: Request) -> str:
-    """Of method, path, query and body, each with its length."""
-    parts = (
-        request.method.encode(),
-        request.url.path.encode(),
-        request.url.query.encode(),
-        await request.body(),
-    )
-    return hashlib.sha256(_joined(parts)).hexdigest()
 
 
 def _derive(pepper: str, owner: str, key: str) -> tuple[str, bytes]:
