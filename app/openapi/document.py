@@ -12,9 +12,10 @@ from copy import deepcopy
 from importlib.metadata import version
 from typing import Any
 
+import msgspec
 from fastapi import FastAPI
 
-from app.openapi.examples import BODIES, ERROR, PARAMETERS, REQUESTS, RESPONSES
+from app.openapi.examples import ANSWERS, BODIES, ERROR, PARAMETERS, REQUESTS, RESPONSES
 from app.openapi.samples import FIELDS, sample
 
 Operation = dict[str, Any]
@@ -23,6 +24,7 @@ TENANTS_PREFIXES = ("/v1/",)
 ADMINS_PREFIXES = ("/admin/v1/", "/internal/", "/metrics")
 TENANTS_OWN = ("/keys", "/adapters")
 OF_A_TENANT = "/tenants/{tenant}"
+ANSWERED = "Answered"
 UNUSED = ("HTTPValidationError", "ValidationError")
 ERROR_SCHEMA = {
     "type": "object",
@@ -99,6 +101,10 @@ def _complete(name: str, operation: Operation, schemas: dict[str, Any]) -> None:
             media["example"] = REQUESTS.get(name, made)
     responses = operation["responses"]
     responses.pop("422", None)  # FastAPI's own shape, which is never sent
+    if name in ANSWERS:
+        responses["200"]["content"]["application/json"]["schema"] = _schema_of(
+            ANSWERS[name], schemas
+        )
     for response in responses.values():
         for media in response.get("content", {}).values():
             made = sample(media.get("schema", {}), schemas, is_request=False)
@@ -112,6 +118,18 @@ def _complete(name: str, operation: Operation, schemas: dict[str, Any]) -> None:
             }
         },
     }
+
+
+def _schema_of(kind: type[msgspec.Struct], schemas: dict[str, Any]) -> dict[str, Any]:
+    """A reference to the schema of a structure; it and what is in it are added to `schemas`.
+
+    Under names of their own: a message of an answer is not one of a request.
+    """
+    (schema,), made = msgspec.json.schema_components(
+        (kind,), ref_template=f"#/components/schemas/{ANSWERED}{{name}}"
+    )
+    schemas.update({f"{ANSWERED}{name}": each for name, each in made.items()})
+    return schema
 
 
 def _complete_parameter(parameter: dict[str, Any], schemas: dict[str, Any]) -> None:

@@ -9,10 +9,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
+from app.completions.responses import ChatCompletion, TextCompletion
 from app.openapi.samples import AT, HEX, NUMBER
 
 MODEL = "support-bot"
-USAGE = {"prompt_tokens": 21, "completion_tokens": 9, "total_tokens": 30}
+USAGE = {
+    "prompt_tokens": 21,
+    "completion_tokens": 9,
+    "total_tokens": 30,
+    "prompt_tokens_details": {"cached_tokens": 16},
+}
 CHAT_ID = f"chatcmpl-{HEX[:32]}"
 FILES = {
     "type": "object",
@@ -81,6 +89,18 @@ REQUESTS: dict[str, Any] = {
     "PUT /tenants/{tenant}/limits": {"limits": {"concurrency": 32}, "weight": 2},
     "PUT /keys/{key}/limits": {"requests_per_minute": 60},
     "PUT /adapters/{adapter}/limits": {"requests_per_minute": 60},
+    "POST /adapters/{adapter}/uploads": {
+        "files": [
+            {"path": "adapter_config.json", "bytes": 731, "sha256": HEX},
+            {"path": "adapter_model.safetensors", "bytes": 3_686_400, "sha256": HEX},
+        ]
+    },
+    "POST /adapters/{adapter}/imports": {"source": "hf://acme/support-bot"},
+    "POST /batches": {
+        "input_file_id": f"fil_{NUMBER}",
+        "endpoint": "/v1/chat/completions",
+        "completion_window": "24h",
+    },
     "POST /prices": {"currency": "eur", "input": "0.15", "cached": "0.075", "output": "0.60"},
 }
 """What is sent, where the least that is required would say too little."""
@@ -121,6 +141,12 @@ RESPONSES: dict[str, Any] = {
 }
 """Answers of routes that declare none."""
 
+ANSWERS: dict[str, type[msgspec.Struct]] = {
+    "POST /chat/completions": ChatCompletion,
+    "POST /completions": TextCompletion,
+}
+"""What these routes answer, where they do not stream."""
+
 ERROR = {
     "error": {
         "message": "No such tenant.",
@@ -134,7 +160,7 @@ PARAMETERS: dict[str, Any] = {
     "import_id": f"imp_{NUMBER}",
     "rollout": f"rol_{NUMBER}",
     "batch": f"bat_{NUMBER}",
-    "file": f"file_{NUMBER}",
+    "file": f"fil_{NUMBER}",
     "idempotency-key": "2026-01-01/acme/4711",
     "if-match": HEX[:32],
 }

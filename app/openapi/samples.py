@@ -27,7 +27,10 @@ ID_OF_OBJECT = {
     "price": "prc",
     "audit_event": "aud",
     "batch": "bat",
-    "file": "file",
+    "file": "fil",
+    "adapter.upload": "upl",
+    "adapter.import": "imp",
+    "rollout": "rol",
 }
 FIELDS: dict[str, Any] = {
     "tenant_id": f"ten_{NUMBER}",
@@ -35,6 +38,9 @@ FIELDS: dict[str, Any] = {
     "adapter_id": f"adp_{NUMBER}",
     "version_id": f"ver_{NUMBER}",
     "plan_id": f"pln_{NUMBER}",
+    "input_file_id": f"fil_{NUMBER}",
+    "output_file_id": f"fil_{NUMBER}",
+    "error_file_id": f"fil_{NUMBER}",
     "created_by": "operator",
     "actor": "operator",
     "request_id": REQUEST_ID,
