@@ -34,7 +34,11 @@ def test_an_operator_sells_a_plan_and_bends_it_from_the_command_line(run: Comman
         "queue_depth": "default",
     }
     path = ("limits", "set", "acme", "--key", key["id"])
-    assert done(*path, "--limit", "concurrency=1")["limits"] == {"concurrency": 1}
+    put = done(*path, "--limit", "concurrency=1")
+    assert put["limits"] == {"concurrency": 1}
+    again = (*path, "--limit", "concurrency=2", "--if-match", put["etag"])
+    assert done(*again)["limits"] == {"concurrency": 2}
+    assert "412 etag_mismatch" in run(*again).stderr
 
     assert run(*path, "--limit", "concurrency=one").exit_code == 1
     assert run("plan", "delete", "gold").exit_code == 1
