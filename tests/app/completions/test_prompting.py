@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from app.completions.chat_template import ChatTemplate
+from app.completions.chat_template import ChatTemplate, Message
 from app.completions.prompting import Prompter
 from app.completions.schemas import ChatCompletionBody
 from app.completions.tokenizer import Tokenizer
@@ -161,3 +161,28 @@ def test_what_does_not_fit_the_context_is_refused_with_the_numbers(
     assert f"({num_prompt} in the prompt, {max_tokens or 1} in the completion)" in (
         caught.value.message
     )
+
+
+async def test_another_template_is_given_the_conversation_and_its_text_is_the_prompt(
+    prompter: Prompter,
+) -> None:
+    given: list[Any] = []
+
+    async def render(messages: list[Message], variables: dict[str, Any], max_chars: int) -> str:
+        given.append((messages, variables, max_chars))
+        return "The quick"
+
+    body = chat({"role": "developer", "content": "hi"}, chat_template_kwargs={"mood": "calm"})
+    assert await prompter.chat(body, render) == [504, 2365]
+    assert given == [([{"role": "system", "content": "hi"}], {"mood": "calm"}, 16 * 64)]
+
+
+@pytest.mark.parametrize("text", ["", "a" * 1025, "\ud800"])
+async def test_what_another_template_makes_is_checked_as_the_bases_is(
+    prompter: Prompter, text: str
+) -> None:
+    async def render(*_: Any) -> str:
+        return text
+
+    with pytest.raises(BadRequestError):
+        await prompter.chat(chat({"role": "user", "content": "hi"}), render)

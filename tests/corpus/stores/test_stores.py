@@ -11,6 +11,7 @@ import pytest
 
 from lora.digest import adapter_digest, hash_file
 from lora.store import (
+    CHAT_TEMPLATE_FILE,
     CONFIG_FILE,
     WEIGHTS_FILE,
     AdapterCorruptError,
@@ -272,3 +273,19 @@ def test_what_is_no_part_meets_no_path(
 def test_a_url_of_another_kind_opens_nothing(url: str) -> None:
     with pytest.raises(ValueError, match="is expected"):
         open_store(url)
+
+
+def test_one_file_is_read_without_the_others(
+    store: AdapterStore, adapter: Adapter, tmp_path: Path
+) -> None:
+    template = tmp_path / CHAT_TEMPLATE_FILE
+    template.write_text("{{ messages }}")
+    files = adapter[0] | {CHAT_TEMPLATE_FILE: template}
+    digest = adapter_digest(hash_file(path, name) for name, path in files.items())
+    locator = store.put("ten_acme", digest, files)
+    assert store.read(locator, CHAT_TEMPLATE_FILE) == b"{{ messages }}"
+    plain = store.put("ten_acme", adapter[1], adapter[0])
+    for missing in (plain, locator_of("ten_globex", digest)):
+        with pytest.raises(AdapterMissingError):
+            store.read(missing, CHAT_TEMPLATE_FILE)
+    assert (store.fetch(locator) / CHAT_TEMPLATE_FILE).read_text() == "{{ messages }}"

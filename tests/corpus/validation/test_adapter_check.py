@@ -11,17 +11,21 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from lora.store import CONFIG_FILE, WEIGHTS_FILE
+from lora.digest import adapter_digest, hash_file
+from lora.store import CHAT_TEMPLATE_FILE, CONFIG_FILE, WEIGHTS_FILE
 from lora.values import MAX_MAGNITUDE
+from tests.builders.chat_templates import SMOLLM2
 from tests.builders.peft_models import make_adapter
 
 
 @pytest.fixture(scope="module")
 def trained(tiny_base_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("trained") / "adapter"
-    return make_adapter(
+    make_adapter(
         tiny_base_folder, folder, seed=1, r=4, use_dora=True, target_modules="all-linear"
     )
+    (folder / CHAT_TEMPLATE_FILE).write_text(SMOLLM2)
+    return folder
 
 
 def check(folder: Path, base: Path, *options: str) -> subprocess.CompletedProcess[str]:
@@ -51,7 +55,9 @@ def test_a_good_adapter_passes_with_all_of_its_modules_measured(
     done = check(trained, tiny_base_folder, "--json")
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
-    assert report["status"] == "accepted" and report["digest"].startswith("sha256:")
+    assert report["status"] == "accepted"
+    files = (CONFIG_FILE, WEIGHTS_FILE, CHAT_TEMPLATE_FILE)
+    assert report["digest"] == adapter_digest(hash_file(trained / name) for name in files)
     modules = report["figures"]["modules"]
     assert len(modules) == 7 * 3
     assert max(each["error"] for each in modules) < 1e-3
@@ -83,6 +89,7 @@ def test_a_bad_one_fails_with_the_rule_that_it_breaks(
         weights.unlink()
     elif damage == "config":
         config.write_text(json.dumps(json.loads(config.read_text()) | {"use_qalora": True}))
+        (folder / CHAT_TEMPLATE_FILE).write_text("{% for %}")
     elif damage == "drowning":
         changes = {"use_dora": False, "lora_alpha": 40_000}
         config.write_text(json.dumps(json.loads(config.read_text()) | changes))
@@ -104,7 +111,9 @@ def test_a_bad_one_fails_with_the_rule_that_it_breaks(
     assert done.returncode == 1, done.stderr
     report = json.loads(done.stdout)
     assert report["status"] == "rejected"
-    assert rule in [each["rule"] for each in report["checks"]]
+    rules = [each["rule"] for each in report["checks"]]
+    assert rule in rules
+    assert ("chat_template_invalid" in rules) == (damage == "config")
 
 
 def test_a_base_that_is_none_is_said_to_be_so(trained: Path, tmp_path: Path) -> None:
