@@ -23,6 +23,7 @@ from app.draining import Drain
 from app.http_protocol import HttpProtocol
 from app.logging import configure_logging
 from app.settings import Settings
+from engine.collector import freeze_startup
 
 log = structlog.get_logger()
 
@@ -45,6 +46,7 @@ async def serve(settings: Settings) -> None:
             _server(create_app(context), settings.host, settings.port),
             _server(create_admin_app(context), settings.host, settings.admin_port),
         ]
+        freeze_startup()
         log.info("api_started", port=settings.port, admin_port=settings.admin_port)
 
         told = asyncio.Event()

@@ -17,6 +17,7 @@ import torch
 import typer
 
 from engine.adapter_loader import AdapterLoader
+from engine.collector import freeze_startup
 from engine.config import (
     CPU_POOL_BYTES,
     GPU_MEMORY_UTILIZATION,
@@ -272,6 +273,7 @@ def serve(
     )
     metrics.watch(core, loop, config, base.model_id)
     health.watch(loop)
+    freeze_startup()
     loop.run()
     loader.close()
     tracing.close()
