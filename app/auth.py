@@ -13,13 +13,13 @@ import hmac
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from typing import Annotated, Literal
+from typing import Literal
 
-from fastapi import Depends, Request
+from fastapi import Request
 
 from app.api_keys.repository import FoundKey, find_key_by_hash, find_key_by_id, rehash_key
 from app.api_keys.secret import is_well_formed
-from app.context import AppContext, get_context
+from app.context import AppContext, Context
 from app.errors import NotFoundError, PermissionDeniedError, UnauthorizedError
 from app.plans.limits import Terms
 from app.plans.terms import terms_of
@@ -76,33 +76,23 @@ def public() -> None:
     """The policy of a route that needs no key. Every route declares one of these six."""
 
 
-async def require_inference(
-    request: Request, context: Annotated[AppContext, Depends(get_context)]
-) -> Principal:
+async def require_inference(request: Request, context: Context) -> Principal:
     return await _require_scope(request, context, "inference")
 
 
-async def require_adapters_write(
-    request: Request, context: Annotated[AppContext, Depends(get_context)]
-) -> Principal:
+async def require_adapters_write(request: Request, context: Context) -> Principal:
     return await _require_scope(request, context, "adapters:write")
 
 
-async def require_keys_write(
-    request: Request, context: Annotated[AppContext, Depends(get_context)]
-) -> Principal:
+async def require_keys_write(request: Request, context: Context) -> Principal:
     return await _require_scope(request, context, "keys:write")
 
 
-async def require_usage_read(
-    request: Request, context: Annotated[AppContext, Depends(get_context)]
-) -> Principal:
+async def require_usage_read(request: Request, context: Context) -> Principal:
     return await _require_scope(request, context, "usage:read")
 
 
-def require_operator(
-    request: Request, context: Annotated[AppContext, Depends(get_context)]
-) -> None:
+def require_operator(request: Request, context: Context) -> None:
     expected = context.settings.admin_key
     presented = _presented_key(request)
     if expected is None or not hmac.compare_digest(
@@ -207,7 +197,7 @@ async def _require_scope(request: Request, context: AppContext, scope: Scope) ->
     if scope not in principal.scopes:
         raise PermissionDeniedError(f"This API key lacks the scope '{scope}'.")
     request.state.actor = principal.key_id
-    request.state.tenant_id = principal.tenant_id
+    request.state.actor_tenant_id = principal.tenant_id
     return principal
 
 

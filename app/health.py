@@ -8,13 +8,13 @@ and never where its schema is older than this code; it always answers within its
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from fastapi import APIRouter, Depends
 from fastapi.responses import JSONResponse
 
 from app.auth import public
-from app.context import AppContext, get_context
+from app.context import AppContext, Context
 from app.errors import UnavailableError
 from app.promptly import promptly
 from app.schema_repository import read_schema
@@ -32,7 +32,7 @@ async def livez() -> dict[str, str]:
 
 @router.get("/readyz")
 async def readyz(
-    context: Annotated[AppContext, Depends(get_context)],
+    context: Context,
     engines: Literal["required", "optional"] = "required",
 ) -> JSONResponse:
     """`engines=optional`: what engines and their queue do is not this process's to be judged by."""

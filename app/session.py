@@ -12,7 +12,7 @@ from typing import Annotated
 from fastapi import Depends
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from app.context import AppContext, get_context
+from app.context import Context
 
 _REVOKES = "revokes"
 
@@ -22,9 +22,7 @@ def principals_changed(session: AsyncSession) -> None:
     session.info[_REVOKES] = True
 
 
-async def get_session(
-    context: Annotated[AppContext, Depends(get_context)],
-) -> AsyncIterator[AsyncSession]:
+async def get_session(context: Context) -> AsyncIterator[AsyncSession]:
     async with context.database.session() as session:
         yield session
         await session.commit()

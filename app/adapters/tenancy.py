@@ -13,7 +13,7 @@ from fastapi import Depends, Request
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.auth import Principal, require_adapters_write, require_operator
-from app.context import AppContext, get_context
+from app.context import Context
 from app.db import tenant_scope
 from app.session import RequestSession
 from app.tenants.service import find_tenant
@@ -28,7 +28,7 @@ class Owned:
 async def operator_for_tenant(
     request: Request,
     tenant: str,
-    context: Annotated[AppContext, Depends(get_context)],
+    context: Context,
     _: Annotated[None, Depends(require_operator)],
 ) -> None:
     """Policy of the admin router. Raises NotFoundError for an unknown tenant."""

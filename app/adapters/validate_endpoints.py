@@ -5,15 +5,15 @@ Knows no rules and no SQL. Invariant: nothing of what was sent stays, and nothin
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Request
 from pydantic import BaseModel
 
 from app.adapters.intake import dry_run
 from app.adapters.structure_check import Checked
 from app.adapters.tenancy import TenantId
-from app.context import AppContext, get_context
+from app.context import Context
 
 validate_router = APIRouter(prefix="/adapters/{adapter}/validate")
 
@@ -38,7 +38,7 @@ async def validate(
     adapter: str,
     request: Request,
     tenant_id: TenantId,
-    context: Annotated[AppContext, Depends(get_context)],
+    context: Context,
 ) -> ValidationView:
     """Check the two files of an adapter as an upload does, and keep nothing."""
     return ValidationView.of(await dry_run(context, tenant_id, adapter, request))

@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.audit.chain import Head, Link, audit_keys, canonical, head_seal, link_mac
 from app.audit.repository import AuditRepository
-from app.context import AppContext, get_context
+from app.context import Context
 from app.db import tenant_scope
 from app.ids import new_id
 
@@ -89,7 +89,7 @@ class AuditTrail:
         await self.record(session, FLEET, action, target, before=before, after=after)
 
 
-def get_trail(request: Request, context: Annotated[AppContext, Depends(get_context)]) -> AuditTrail:
+def get_trail(request: Request, context: Context) -> AuditTrail:
     actor = request.state.actor  # AttributeError, hence 500, where no policy ran
     assert isinstance(actor, str)
     return AuditTrail(

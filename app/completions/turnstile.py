@@ -143,12 +143,12 @@ class TurnstileRoute(APIRoute):
                 return await handle(request)
             except ApiError as error:
                 if error.status in REJECTIONS and not getattr(state, "is_watched", False):
-                    answers.turned_away(getattr(state, "tenant_id", None), error.code)
+                    answers.turned_away(getattr(state, "actor_tenant_id", None), error.code)
                 raise
             finally:
                 key_id = getattr(state, "actor", None)
                 if key_id is not None:
-                    turnstile.learn(shown, key_id, state.tenant_id)
+                    turnstile.learn(shown, key_id, state.actor_tenant_id)
 
         return pass_through
 

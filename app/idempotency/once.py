@@ -30,7 +30,7 @@ from fastapi import Depends, Header, Request
 from pydantic import BaseModel
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from app.context import AppContext, get_context
+from app.context import AppContext, Context
 from app.errors import ApiError, ConflictError, retry_after
 from app.idempotency.answered import AnsweredBefore
 from app.idempotency.repository import AnswerRepository, StoredAnswer
@@ -70,7 +70,7 @@ class Idempotency:
 async def get_once(
     request: Request,
     session: RequestSession,
-    context: Annotated[AppContext, Depends(get_context)],
+    context: Context,
     idempotency_key: IdempotencyKey = None,
 ) -> Idempotency:
     """Raises AnsweredBefore, or ConflictError: `idempotency_mismatch` where the key came with
@@ -138,7 +138,7 @@ class Asked:
 
 async def get_asked(
     request: Request,
-    context: Annotated[AppContext, Depends(get_context)],
+    context: Context,
     idempotency_key: IdempotencyKey = None,
 ) -> Asked | None:
     """For a route whose body is too large to be kept and compared: it enters with a digest of it."""

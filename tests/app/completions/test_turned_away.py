@@ -71,7 +71,7 @@ async def test_a_refusal_before_the_answer_is_counted_for_whoever_is_known(
     counted: Counted,
 ) -> None:
     assert await post(counted, AWAY) == 503
-    known = {"actor": "key_crowd", "tenant_id": "ten_crowd"}
+    known = {"actor": "key_crowd", "actor_tenant_id": "ten_crowd"}
     assert await post(counted, AWAY, **known) == 503
     assert await post(counted, RateLimitedError(type="requests", retry_after_s=1), **known) == 429
     assert counted.refusals() == {
