@@ -11,7 +11,7 @@ import asyncio
 import hashlib
 import json
 import re
-from collections.abc import AsyncIterable
+from collections.abc import AsyncIterable, Callable
 from contextlib import aclosing
 from datetime import datetime, timedelta
 
@@ -72,7 +72,7 @@ async def upload_file(
     chunks = file_chunks(request, form, settings.max_file_bytes)
     digest = hashlib.sha256()
     async with aclosing(chunks):
-        received = chunks if once is None else _hashed(chunks, digest)
+        received = chunks if once is None else _told(chunks, digest.update)
         body = await vault.put(locator, _within(received, room, settings.max_tenant_file_bytes))
     fields = FileFields.of(form.fields)
     now = context.now()
@@ -199,11 +199,12 @@ async def _enter(
     return await once.enter(session, digest, said.encode())
 
 
-async def _hashed(
-    chunks: AsyncIterable[bytes], digest: hashlib._Hash
+async def _told(
+    chunks: AsyncIterable[bytes], update: Callable[[bytes], None]
 ) -> AsyncIterable[bytes]:
+    """The same chunks; each is handed to `update` first, in a thread."""
     async for chunk in chunks:
-        await asyncio.to_thread(digest.update, chunk)
+        await asyncio.to_thread(update, chunk)
         yield chunk
 
 
