@@ -47,6 +47,7 @@ from lora.base_spec import BaseSpec
 
 log = structlog.get_logger()
 
+
 class Runner(PageMover, Protocol):
     """Executes steps in order: computes their tokens and samples for whoever is complete."""
 

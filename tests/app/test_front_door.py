@@ -33,9 +33,7 @@ class House:
         self.turned_away: list[tuple[bytes, str]] = []
         self.app.post("/wait")(self._wait)
         self.app.get("/look")(self._look)
-        self.app.add_middleware(
-            FrontDoor, max_lag_s=MAX_LAG_S, lag=self.lag, on_refused=self._note
-        )
+        self.app.add_middleware(FrontDoor, max_lag_s=MAX_LAG_S, lag=self.lag, on_refused=self._note)
 
     async def _wait(self) -> None:
         self.num_inside += 1
