@@ -141,7 +141,7 @@ async def get_asked(
     context: Context,
     idempotency_key: IdempotencyKey = None,
 ) -> Asked | None:
-    """For a route whose body is too large to be kept and compared: it enters with a digest of it."""
+    """For a route whose body is too large to be kept: it enters with a digest of it."""
     return None if idempotency_key is None else Asked.of(request, context, idempotency_key)
 
 

@@ -145,9 +145,7 @@ class LimitsView(BaseModel):
     @classmethod
     def of_subject(cls, stored: dict[str, Any], in_force: Iterable[Limit]) -> Self:
         """Of a key or an adapter."""
-        shown = cls(
-            limits=stored, in_force=[LimitView.of(each) for each in in_force], etag=""
-        )
+        shown = cls(limits=stored, in_force=[LimitView.of(each) for each in in_force], etag="")
         return shown.tagged()
 
     def tagged(self) -> Self:
