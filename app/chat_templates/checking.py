@@ -35,8 +35,9 @@ async def check_template(
 ) -> tuple[Finding, ...]:
     """What small conversations tell of it: one turn, several, and several after a system message.
 
-    owner: as in `TemplateSource`. max_chars: of what it may make of one. A template that says itself that it takes no system
-    message is accepted, with a warning. Raises SandboxError, SandboxBusyError.
+    owner: as in `TemplateSource`. max_chars: of what it may make of one. A template that says
+    itself that it takes no system message is accepted, with a warning. Raises SandboxError,
+    SandboxBusyError.
     """
     findings = Findings(CHAT_TEMPLATE_FILE)
     text = _as_text(findings, content)

@@ -40,9 +40,7 @@ _WAIT_S = 24 * 3600
 
 def work(connection: int) -> None:
     """Serve one connection until its other end is closed."""
-    confine(
-        (), memory_bytes=MEMORY_BYTES, cpu_s=_LIFE_CPU_S, deadline_s=_WAIT_S, allowed=COMPILING
-    )
+    confine((), memory_bytes=MEMORY_BYTES, cpu_s=_LIFE_CPU_S, deadline_s=_WAIT_S, allowed=COMPILING)
     _write(connection, frame(b""))
     setup = _read_frame(connection)
     if setup is None:

@@ -41,7 +41,7 @@ async def test_a_hostile_template_harms_nobody_and_others_are_rendered(
     assert (await render(sandbox, PLAIN)).text == "<s>Hello"  # and the control
 
 
-async def test_what_confines_a_template_forbids_all_but_compiling() -> None:
+def test_what_confines_a_template_forbids_all_but_compiling() -> None:
     code = (
         "import os, socket\n"
         "from app.adapters.confinement import COMPILING, ForbiddenError, confine\n"
@@ -149,7 +149,10 @@ async def test_whoever_asks_no_more_leaves_no_work_behind(sandbox: TemplateSandb
         ("{{ raise_exception('never') }}", ["chat_template_invalid"]),
         ("{{ unknown.field }}", ["chat_template_invalid"]),
         ("", ["chat_template_invalid"]),
-        ("{% if messages[0].role == 'system' %}{{ 1 // 0 }}{% endif %}x", ["chat_template_invalid"]),
+        (
+            "{% if messages[0].role == 'system' %}{{ 1 // 0 }}{% endif %}x",
+            ["chat_template_invalid"],
+        ),
         (SPIN, ["chat_template_invalid"]),
         (b"\xff\xfe", ["chat_template_invalid"]),
         (b" " * (MAX_TEMPLATE_BYTES + 1), ["chat_template_invalid"]),

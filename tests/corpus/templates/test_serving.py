@@ -32,6 +32,10 @@ WRONG = {
 }
 
 
+def stored_templates(settings: Settings) -> list[Path]:
+    return [*Path(settings.adapter_store).rglob(CHAT_TEMPLATE_FILE)]
+
+
 async def test_each_version_has_its_own_template_and_the_base_its_own(
     push: Push, ask: Ask, engine: StubEngine, read: Read
 ) -> None:
@@ -100,7 +104,7 @@ async def test_a_template_that_the_store_lost_is_a_503_and_one_that_is_known_is_
     await push(SPELLED, seed=1)
     await push(SHOUTED, seed=2)
     await ask(model="bot@v1")
-    stored = [*Path(settings.adapter_store).rglob(CHAT_TEMPLATE_FILE)]
+    stored = stored_templates(settings)
     assert len(stored) == 2
     for path in stored:
         path.write_text("{{ 'of somebody else' }}")

@@ -21,9 +21,7 @@ from tests.builders.peft_models import make_adapter
 @pytest.fixture(scope="module")
 def trained(tiny_base_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("trained") / "adapter"
-    make_adapter(
-        tiny_base_folder, folder, seed=1, r=4, use_dora=True, target_modules="all-linear"
-    )
+    make_adapter(tiny_base_folder, folder, seed=1, r=4, use_dora=True, target_modules="all-linear")
     (folder / CHAT_TEMPLATE_FILE).write_text(SMOLLM2)
     return folder
 
