@@ -1,0 +1,164 @@
+"""Messages as older code wrote them, with what they said: decision 19.
+
+Requests, outputs and usage records are older than most fields of theirs; control messages are as
+they were first sealed, orders to engines of their first day. Never written anew: what is added
+later is another record.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+RECORDING_SECRET = "secret-of-a-recording"
+
+RECORDED: dict[str, str] = {
+    "request": (
+        "02ebb6b246fea0e7c264269587bf44d8518caa726571756573745f6964a57265715f31a974656e61"
+        "6e745f6964a574656e5f61a66170695f6964a56170692d31a565706f636800b070726f6d70745f74"
+        "6f6b656e5f69647393010203a873616d706c696e6786a47365656407aa6d61785f746f6b656e7304"
+        "ab74656d7065726174757265cb3fe0000000000000a5746f705f70cb3ff0000000000000a5746f70"
+        "5f6b00ae73746f705f746f6b656e5f6964739102a76164617074657283a974656e616e745f6964a5"
+        "74656e5f61a6646967657374d9477368613235363a30303030303030303030303030303030303030"
+        "30303030303030303030303030303030303030303030303030303030303030303030303030303030"
+        "3030303030a76c6f6361746f72d94674656e5f612f30303030303030303030303030303030303030"
+        "30303030303030303030303030303030303030303030303030303030303030303030303030303030"
+        "3030303030b364656c6976657265645f746f6b656e5f6964739109a871756575655f6d7300aa6e75"
+        "6d5f64656174687300a6776569676874cb3ff0000000000000ac736572766963655f74696572a764"
+        "656661756c74"
+    ),
+    "output": (
+        "021c5c4cedee37f836d7c5b472854587c58aaa726571756573745f6964a57265715f31a565706f63"
+        "6801a5696e64657800a9746f6b656e5f696473920102b16e756d5f70726f6d70745f746f6b656e73"
+        "03b46e756d5f67656e6572617465645f746f6b656e7302b16e756d5f6361636865645f746f6b656e"
+        "7300af616461707465725f6c6f61645f6d7300ad66696e6973685f726561736f6ea56572726f72a5"
+        "6572726f7282a4636f6465af616461707465725f6d697373696e67a76d657373616765b049742069"
+        "73206e6f742074686572652e"
+    ),
+    "usage": (
+        "027a4787b07f29b0b02c7676844edf9ca48da6617574686f72a6656e67696e65aa72657175657374"
+        "5f6964a57265715f31a974656e616e745f6964a574656e5f61a565706f636801b16e756d5f70726f"
+        "6d70745f746f6b656e7303b46e756d5f67656e6572617465645f746f6b656e7302b16e756d5f6361"
+        "636865645f746f6b656e7300b46e756d5f726561736f6e696e675f746f6b656e7300ae6164617074"
+        "65725f646967657374d9477368613235363a30303030303030303030303030303030303030303030"
+        "30303030303030303030303030303030303030303030303030303030303030303030303030303030"
+        "3030ad66696e6973685f726561736f6ea473746f70a9656e67696e655f6964a8656e67696e652d61"
+        "a871756575655f6d7305af616461707465725f6c6f61645f6d73c0"
+    ),
+    "abort": (
+        "02946467cd675793f8cbc6080364af0c7a83a474797065a561626f7274aa726571756573745f6964"
+        "a57265715f31a565706f636803"
+    ),
+    "wake": ("02419ef9674a4bc8092d45004edcd7736081a474797065a477616b65"),
+    "command": (
+        "0221d9d0cf58bf14f5489bbed2528882aa85a474797065a761646170746572aa636f6d6d616e645f"
+        "6964a163a56c65766572a370696ea76164617074657285a974656e616e745f6964a574656e5f61a6"
+        "646967657374d9477368613235363a30303030303030303030303030303030303030303030303030"
+        "303030303030303030303030303030303030303030303030303030303030303030303030303030a7"
+        "6c6f6361746f72d94674656e5f612f30303030303030303030303030303030303030303030303030"
+        "303030303030303030303030303030303030303030303030303030303030303030303030303030ab"
+        "6365727469666963617465a0ab69735f6f6e5f747269616cc2a7756e74696c5f73cb402200000000"
+        "0000"
+    ),
+    "ack": (
+        "02f09c806f3f05efed2ded90c3032cbe2c85aa636f6d6d616e645f6964a163a9656e67696e655f69"
+        "64a165a76f7574636f6d65a66661696c6564ab6e756d5f61626f7274656401a56572726f7282a463"
+        "6f6465af616461707465725f6d697373696e67a76d657373616765b04974206973206e6f74207468"
+        "6572652e"
+    ),
+    "report": (
+        "02c4ec8206d3d199262cabbef91ac2624289a9656e67696e655f6964a165a974656e616e745f6964"
+        "a574656e5f61a6646967657374d9477368613235363a303030303030303030303030303030303030"
+        "30303030303030303030303030303030303030303030303030303030303030303030303030303030"
+        "303030303030a57374617465a55245414459a773696e63655f73cb3ff0000000000000a96e756d5f"
+        "627974657304aa67656e65726174696f6e02ae70696e6e65645f756e74696c5f73c0a56572726f72"
+        "c0"
+    ),
+}
+
+RECORDED_FIELDS: dict[str, dict[str, Any]] = {
+    "request": {
+        "request_id": "req_1",
+        "tenant_id": "ten_a",
+        "api_id": "api-1",
+        "epoch": 0,
+        "prompt_token_ids": [1, 2, 3],
+        "sampling": {
+            "seed": 7,
+            "max_tokens": 4,
+            "temperature": 0.5,
+            "top_p": 1.0,
+            "top_k": 0,
+            "stop_token_ids": [2],
+        },
+        "adapter": {
+            "tenant_id": "ten_a",
+            "digest": "sha256:0000000000000000000000000000000000000000000000000000000000000000",
+            "locator": "ten_a/0000000000000000000000000000000000000000000000000000000000000000",
+        },
+        "delivered_token_ids": [9],
+        "queue_ms": 0,
+        "num_deaths": 0,
+        "weight": 1.0,
+        "service_tier": "default",
+    },
+    "output": {
+        "request_id": "req_1",
+        "epoch": 1,
+        "index": 0,
+        "token_ids": [1, 2],
+        "num_prompt_tokens": 3,
+        "num_generated_tokens": 2,
+        "num_cached_tokens": 0,
+        "adapter_load_ms": 0,
+        "finish_reason": "error",
+        "error": {"code": "adapter_missing", "message": "It is not there."},
+    },
+    "usage": {
+        "author": "engine",
+        "request_id": "req_1",
+        "tenant_id": "ten_a",
+        "epoch": 1,
+        "num_prompt_tokens": 3,
+        "num_generated_tokens": 2,
+        "num_cached_tokens": 0,
+        "num_reasoning_tokens": 0,
+        "adapter_digest": "sha256:0000000000000000000000000000000000000000000000000000000000000000",
+        "finish_reason": "stop",
+        "engine_id": "engine-a",
+        "queue_ms": 5,
+        "adapter_load_ms": None,
+    },
+    "abort": {"type": "abort", "request_id": "req_1", "epoch": 3},
+    "wake": {"type": "wake"},
+    "command": {
+        "type": "adapter",
+        "command_id": "c",
+        "lever": "pin",
+        "adapter": {
+            "tenant_id": "ten_a",
+            "digest": "sha256:0000000000000000000000000000000000000000000000000000000000000000",
+            "locator": "ten_a/0000000000000000000000000000000000000000000000000000000000000000",
+            "certificate": "",
+            "is_on_trial": False,
+        },
+        "until_s": 9.0,
+    },
+    "ack": {
+        "command_id": "c",
+        "engine_id": "e",
+        "outcome": "failed",
+        "num_aborted": 1,
+        "error": {"code": "adapter_missing", "message": "It is not there."},
+    },
+    "report": {
+        "engine_id": "e",
+        "tenant_id": "ten_a",
+        "digest": "sha256:0000000000000000000000000000000000000000000000000000000000000000",
+        "state": "READY",
+        "since_s": 1.0,
+        "num_bytes": 4,
+        "generation": 2,
+        "pinned_until_s": None,
+        "error": None,
+    },
+}
