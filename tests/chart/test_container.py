@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
 import httpx
@@ -15,9 +17,10 @@ from tests.builders.queue_secret import QUEUE_SECRET
 from tests.builders.stub_engine import StubEngine
 from tests.builders.waiting import wait_until
 from tests.chart.containers import IMAGE, build_api_image, local_pod, playing, podman, secrets
-from tests.chart.rendering import named, render
+from tests.chart.rendering import CHECKOUT, named, render
 
 PATIENCE = {"TENFOLD_DEPENDENCY_TIMEOUT_S": "5", "TENFOLD_MAX_LOOP_LAG_S": "30"}
+RECIPE = CHECKOUT / "deploy" / "api.Dockerfile"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -97,11 +100,22 @@ def test_rendered_pods_run_and_pass_the_smoke_test(settings: Settings, tmp_path:
         )
         assert done.returncode == 0, done.stderr
 
+        for pod, process in ((api, "api"), (worker, "worker")):
+            podman("exec", f"{pod['metadata']['name']}-{process}", *health_check())
+
         container = f"{api['metadata']['name']}-api"
         podman("exec", container, "tenfold", "drain", "--url", admin_url)
         status = httpx.get(f"{admin_url}/internal/drain", headers=OPERATOR).json()
         assert status["is_drained"] is True
         assert httpx.get(f"{url}/readyz?engines=optional").status_code == 503
+
+
+def health_check() -> list[str]:
+    """The image's own, as Docker runs it in a container of either process."""
+    found = re.search(r"^HEALTHCHECK .*?CMD (\[.*?\])$", RECIPE.read_text(), re.M | re.S)
+    assert found is not None
+    command: list[str] = json.loads(found[1])
+    return command
 
 
 def is_ready(url: str) -> bool:
