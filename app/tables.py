@@ -214,6 +214,8 @@ class AdapterAlias(Table):
 class AdapterJob(Table):
     """Work for a worker: `verify` a version (its id) or `remove` bytes (their locator).
 
+    `retain_until`: before that what runs on the bytes is ended, and they stay.
+
     No foreign key: bytes outlive their tenant, and a worker that holds a job's lock must not wait
     for whoever deletes the version while that one waits for it.
     """
@@ -230,6 +232,7 @@ class AdapterJob(Table):
     subject: Mapped[str]
     attempts: Mapped[int] = mapped_column(SmallInteger, server_default=text("0"))
     not_before: Mapped[datetime] = mapped_column(server_default=func.now())
+    retain_until: Mapped[datetime | None]
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
 
 

@@ -23,8 +23,9 @@ class Import(Table):
 
     queued <-> running -> succeeded | failed; queued, running -> cancelled. `revision` is what
     `source` meant when the job began, and is fetched whatever it means later. `sealed_token` opens
-    with the queue's secret alone, and is gone when the job ends. `lease_until`: until when the
-    worker that runs it need not be thought dead. `error`: `{"code", "message", ...}`.
+    with the queue's secret alone, and is gone when the job ends; `credential_ref` names one of the
+    workers' own instead. `lease_until`: until when the worker that runs it need not be thought
+    dead. `error`: `{"code", "message", ...}`.
     """
 
     __tablename__ = "imports"
@@ -48,6 +49,7 @@ class Import(Table):
     revision: Mapped[str | None]
     sha256: Mapped[str | None]
     sealed_token: Mapped[bytes | None]
+    credential_ref: Mapped[str | None]
     state: Mapped[str] = mapped_column(server_default="queued")
     bytes_done: Mapped[int] = mapped_column(BigInteger, server_default="0")
     bytes_total: Mapped[int | None] = mapped_column(BigInteger)

@@ -27,6 +27,9 @@ class Rollout(Table):
     """From one version to another. `ladder[step]` is the candidate's share now, in percent.
 
     `step_since`: since when, or since it was resumed there. `verdict`: why a gate ended it.
+    `sealed_golden`: golden prompts, which open with the queue's secret alone, and are gone when the
+    rollout is over. `golden_due_at`: not before that they are to be asked; null where there are
+    none, or they were. `golden_results`: of `app.rollouts.golden.GoldenOutcome`.
     """
 
     __tablename__ = "rollouts"
@@ -53,6 +56,11 @@ class Rollout(Table):
             postgresql_where=column("state").in_(["running", "paused"]),
         ),
         Index("ix_rollouts_due", "due_at", postgresql_where=column("state") == "running"),
+        Index(
+            "ix_rollouts_golden_due",
+            "golden_due_at",
+            postgresql_where=column("golden_due_at").is_not(None),
+        ),
     )
 
     id: Mapped[str] = mapped_column(primary_key=True)
@@ -72,5 +80,8 @@ class Rollout(Table):
     paused_at: Mapped[datetime | None]
     due_at: Mapped[datetime] = mapped_column(server_default=func.now())
     verdict: Mapped[dict[str, Any] | None]
+    sealed_golden: Mapped[bytes | None]
+    golden_due_at: Mapped[datetime | None]
+    golden_results: Mapped[dict[str, Any] | None]
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
     finished_at: Mapped[datetime | None]
