@@ -37,11 +37,13 @@ class WorkerSettings(BaseSettings):
     with (as `queue_secret`, several may be given; of at least 32 characters each): without both
     there are neither. A file is kept for `file_retention_days` at most. A worker runs `max_batches`
     at a time, and of each `batch_concurrency` lines.
+    A deleted version may be restored for `adapter_retention_days`, or until it is drained.
     `adapter_store` is a folder or a bucket's URL; copies of what lies in a bucket are kept in
     `adapter_cache` (default: in `data_dir`), up to `adapter_cache_bytes`.
     `import_allow`: where adapters may be imported from, comma-separated (`app.imports.sources`).
     `import_networks`: private ones that may be reached for it. `import_ca_file`: whom to trust
     there, instead of the system's authorities. `import_hub` is the Hugging Face Hub or its mirror.
+    `import_credentials`: tokens that operators' imports may name: `name=token`, comma-separated.
     """
 
     model_config = SettingsConfigDict(
@@ -64,6 +66,7 @@ class WorkerSettings(BaseSettings):
     import_ca_file: Path | None = None
     import_hub: str = "https://huggingface.co"
     import_timeout_s: float = Field(default=3600.0, gt=0)
+    import_credentials: SecretStr | None = None
     usage_export_url: HttpUrl | None = None
     usage_export_token: SecretStr | None = None
     sweep_interval_s: float = Field(default=1.0, gt=0)
@@ -74,6 +77,7 @@ class WorkerSettings(BaseSettings):
     max_batches: int = Field(default=8, ge=1)
     batch_concurrency: int = Field(default=16, ge=1)
     max_override_bytes: int | None = Field(default=None, ge=0)
+    adapter_retention_days: int = Field(default=0, ge=0, le=3650)
     known_bases: str = ""
     health_host: str = "127.0.0.1"
     health_port: int | None = Field(default=None, ge=1, le=65535)
@@ -89,9 +93,25 @@ class WorkerSettings(BaseSettings):
         return frozenset(each.strip() for each in self.known_bases.split(",")) - {""}
 
     @property
+    def import_tokens(self) -> dict[str, str]:
+        """Of `import_credentials`, by name."""
+        if self.import_credentials is None:
+            return {}
+        pairs = secrets_of(self.import_credentials.get_secret_value())
+        return {name: token for name, _, token in (pair.partition("=") for pair in pairs)}
+
+    @property
     def key_peppers(self) -> tuple[str, ...]:
         """Of `key_pepper`, in order."""
         return secrets_of(self.key_pepper.get_secret_value())
+
+    @field_validator("import_credentials")
+    @classmethod
+    def _check_credentials(cls, credentials: SecretStr | None) -> SecretStr | None:
+        pairs = () if credentials is None else secrets_of(credentials.get_secret_value())
+        if not all(all(pair.partition("=")) for pair in pairs):
+            raise ValueError("each credential is name=token")
+        return credentials
 
     @field_validator("key_pepper")
     @classmethod
