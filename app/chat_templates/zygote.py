@@ -6,6 +6,8 @@ Knows nothing of templates. Invariant: it reads no tenant's byte.
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from app.adapters.forking import serve_connections
@@ -25,7 +27,8 @@ def rehearse() -> None:
     setup = msgspec.json.decode(msgspec.json.encode(Setup(_REHEARSAL, {})), type=Setup)
     msgspec.json.encode(msgspec.structs.replace(Answer(text=""), is_last=True))
     template = ChatTemplate(setup.source, setup.special_tokens)
-    for variables in ({}, {"messages": []}):
+    attempts: list[dict[str, Any]] = [{}, {"messages": []}]
+    for variables in attempts:
         try:
             template.render([{"role": "user", "content": "Hello there"}], variables)
         except ChatTemplateError:

@@ -19,6 +19,23 @@ from tests.corpus.templates.conftest import template_processes
 HI = [{"role": "user", "content": "Hello"}]
 PLAIN = "{{ bos_token }}{{ messages[0].content }}"
 MAX_CHARS = 8192
+# (a template, the codes of what is found)
+CHECKED: list[tuple[str | bytes, list[str]]] = [
+    (PLAIN, []),
+    (SWITCH, []),
+    (GEMMA, ["chat_template_without_system"]),
+    ("{% for %}", ["chat_template_invalid"]),
+    ("{{ raise_exception('never') }}", ["chat_template_invalid"]),
+    ("{{ unknown.field }}", ["chat_template_invalid"]),
+    ("", ["chat_template_invalid"]),
+    (
+        "{% if messages[0].role == 'system' %}{{ 1 // 0 }}{% endif %}x",
+        ["chat_template_invalid"],
+    ),
+    (SPIN, ["chat_template_invalid"]),
+    (b"\xff\xfe", ["chat_template_invalid"]),
+    (b" " * (MAX_TEMPLATE_BYTES + 1), ["chat_template_invalid"]),
+]
 
 
 def source(text: str, owner: str = "ten_a") -> TemplateSource:
@@ -29,16 +46,15 @@ async def render(sandbox: TemplateSandbox, text: str, owner: str = "ten_a") -> A
     return await sandbox.render(source(text, owner), HI, {}, MAX_CHARS)
 
 
-@pytest.mark.parametrize("what", HOSTILE)
 async def test_a_hostile_template_harms_nobody_and_others_are_rendered(
-    sandbox: TemplateSandbox, what: str
+    sandbox: TemplateSandbox,
 ) -> None:
-    text, problem = HOSTILE[what]
     before = psutil.Process().memory_info().rss
-    answer = await render(sandbox, text)
-    assert (answer.text, answer.problem) == (None, problem), answer
+    for what, (text, problem) in HOSTILE.items():
+        answer = await render(sandbox, text)
+        assert (answer.text, answer.problem) == (None, problem), what
+        assert (await render(sandbox, PLAIN)).text == "<s>Hello", what  # and the control
     assert psutil.Process().memory_info().rss < before + (64 << 20)
-    assert (await render(sandbox, PLAIN)).text == "<s>Hello"  # and the control
 
 
 def test_what_confines_a_template_forbids_all_but_compiling() -> None:
@@ -139,29 +155,9 @@ async def test_whoever_asks_no_more_leaves_no_work_behind(sandbox: TemplateSandb
     assert (await render(sandbox, PLAIN)).text == "<s>Hello"
 
 
-@pytest.mark.parametrize(
-    ("content", "codes"),
-    [
-        (PLAIN, []),
-        (SWITCH, []),
-        (GEMMA, ["chat_template_without_system"]),
-        ("{% for %}", ["chat_template_invalid"]),
-        ("{{ raise_exception('never') }}", ["chat_template_invalid"]),
-        ("{{ unknown.field }}", ["chat_template_invalid"]),
-        ("", ["chat_template_invalid"]),
-        (
-            "{% if messages[0].role == 'system' %}{{ 1 // 0 }}{% endif %}x",
-            ["chat_template_invalid"],
-        ),
-        (SPIN, ["chat_template_invalid"]),
-        (b"\xff\xfe", ["chat_template_invalid"]),
-        (b" " * (MAX_TEMPLATE_BYTES + 1), ["chat_template_invalid"]),
-    ],
-)
-async def test_a_template_is_tried_on_small_conversations(
-    sandbox: TemplateSandbox, content: str | bytes, codes: list[str]
-) -> None:
-    data = content if isinstance(content, bytes) else content.encode()
-    found = await check_template(sandbox, "ten_a", data, MAX_CHARS)
-    assert [each.code for each in found] == codes
-    assert all(each.message.isprintable() for each in found)
+async def test_a_template_is_tried_on_small_conversations(sandbox: TemplateSandbox) -> None:
+    for content, codes in CHECKED:
+        data = content if isinstance(content, bytes) else content.encode()
+        found = await check_template(sandbox, "ten_a", data, MAX_CHARS)
+        assert [each.code for each in found] == codes, content[:60]
+        assert all(each.message.isprintable() for each in found)
