@@ -3,12 +3,14 @@
 Knows nothing of HTTP, and not of who asks. The session is in the tenant's scope. Invariants: what
 an alias may mean is not deleted unless it is said what becomes of the alias; from the answer on no
 request finds a deleted version; its bytes are removed by a worker (`app.adapters.erasure`) after
-the drain, and only where no other version needs them; every change is in the tenant's audit log.
+the drain, or after they were retained for a while, and only where no other version needs them;
+every change is in the tenant's audit log.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import timedelta
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -33,7 +35,7 @@ class Deletion:
     """How: `force` lets go of aliases, which `aliases` says how: a version, or None to remove them.
 
     `drain_s`: how long requests that run may go on; by default `REMOVAL_DELAY_S`, or not at all
-    where `erase` asks for the bytes to go now.
+    where `erase` asks for the bytes to go now, and not to be retained for a restoration.
     """
 
     force: bool = False
@@ -58,14 +60,20 @@ async def delete_version(
     reference: str,
     how: Deletion,
     trail: AuditTrail,
+    *,
+    retained_s: float = 0.0,
 ) -> AdapterVersion:
-    """Stop serving a version for good. A second call changes nothing.
+    """Stop serving a version. It may be restored until its bytes go, for `retained_s` if not more.
+
+    A second call changes nothing, but that `erase` ends that time.
 
     Raises ConflictError: `alias_in_use` without `force` and `aliases`, `rollout_in_progress`.
     """
     adapter = await lock_adapter(session, tenant_id, adapter_reference)
     version = await find_version(session, tenant_id, adapter, reference)
     if version.state in GONE:
+        if how.erase and version.state == DELETING:
+            await _erase_now(session, version, how, trail)
         return version
     await _refuse_rollouts(session, version)
     if how.force and how.aliases is not None:
@@ -74,7 +82,17 @@ async def delete_version(
     before = describe_version(version)
     action = change_state(version, DELETING)
     await session.flush()
-    await add_job(session, tenant_id, "remove", version.locator, delay_s=how.delay_s)
+    retain_until = None
+    if retained_s > how.delay_s and not how.erase:
+        retain_until = trail.at + timedelta(seconds=retained_s)
+    await add_job(
+        session,
+        tenant_id,
+        "remove",
+        version.locator,
+        delay_s=how.delay_s,
+        retain_until=retain_until,
+    )
     await trail.record(
         session, tenant_id, action, version.id, before=before, after=describe_version(version)
     )
@@ -94,6 +112,15 @@ async def delete_adapter(
     await adapters.remove(adapter.id)
     await trail.record(session, tenant_id, "adapter.deleted", adapter.id, before=before)
     return adapter
+
+
+async def _erase_now(
+    session: AsyncSession, version: AdapterVersion, how: Deletion, trail: AuditTrail
+) -> None:
+    """Of one that was deleted before: its bytes are retained no longer."""
+    await add_job(session, version.tenant_id, "remove", version.locator, delay_s=how.delay_s)
+    shown = {**describe_version(version), "erase": True}
+    await trail.record(session, version.tenant_id, "version.deleted", version.id, after=shown)
 
 
 async def _let_go_of_aliases(

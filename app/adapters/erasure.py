@@ -2,7 +2,9 @@
 
 Knows nothing of why. Invariants: the engines let go of it before the store does and again after,
 so that a request that was leased in between cannot bring it back; an engine that lives and has not
-said so keeps the version `deleting`, and the job comes back; what is noted as erased is gone.
+said so keeps the version `deleting`, and the job comes back, but not for ever: after
+`MAX_SILENT_TRIES` the bytes go without its word, and the record says so; what is noted as erased is
+gone from the store, and from every engine that is noted with a number.
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ from lora.store import AdapterStore
 
 log = structlog.get_logger()
 
+MAX_SILENT_TRIES = 11  # half an hour and more, with the pauses between them
+
 
 @dataclass(frozen=True, slots=True)
 class LetGo:
@@ -34,7 +38,12 @@ class LetGo:
 
 
 class EnginesSilentError(Exception):
-    """An engine that lives has not said that it let go."""
+    """Engines that live have not said that they let go; `said`: what others did."""
+
+    def __init__(self, engine_ids: Sequence[str], said: Sequence[LetGo]) -> None:
+        super().__init__(", ".join(engine_ids))
+        self.engine_ids = tuple(engine_ids)
+        self.said = tuple(said)
 
 
 class Engines(Protocol):
@@ -63,16 +72,23 @@ async def erase(
     tenant_id: str,
     locator: str,
     now: datetime,
+    *,
+    is_patient: bool = True,
 ) -> None:
-    """No version needs the bytes at `locator`, which are locked. In the tenant's scope."""
+    """No version needs the bytes at `locator`, which are locked. In the tenant's scope.
+
+    Raises EnginesSilentError where `is_patient`.
+    """
     digest = digest_of(locator)
-    said = [*await engines.let_go(tenant_id, digest)]
+    silent: set[str] = set()
+    said = await _tell(engines, tenant_id, digest, silent, is_patient)
     await asyncio.to_thread(store.delete, locator)
-    said += await engines.let_go(tenant_id, digest)
+    said += await _tell(engines, tenant_id, digest, silent, is_patient)
     version_ids = await finish_deletion(session, tenant_id, locator)
-    aborted: dict[str, int] = {}
+    aborted: dict[str, int | None] = {}
     for each in said:
-        aborted[each.engine_id] = aborted.get(each.engine_id, 0) + each.num_aborted
+        aborted[each.engine_id] = (aborted.get(each.engine_id) or 0) + each.num_aborted
+    aborted |= dict.fromkeys(silent)
     session.add(
         Erasure(
             id=new_id("ers"),
@@ -88,6 +104,30 @@ async def erase(
     )
     await session.flush()
     log.info("adapter_bytes_removed", tenant_id=tenant_id, locator=locator, engines=len(aborted))
+
+
+async def end_what_runs(
+    engines: Engines, tenant_id: str, locator: str, *, is_patient: bool = True
+) -> None:
+    """Have engines let go of what stays in the store for a while.
+
+    Raises EnginesSilentError where `is_patient`.
+    """
+    await _tell(engines, tenant_id, digest_of(locator), set(), is_patient)
+
+
+async def _tell(
+    engines: Engines, tenant_id: str, digest: str, silent: set[str], is_patient: bool
+) -> list[LetGo]:
+    """What engines said; those that did not are added to `silent`."""
+    try:
+        return [*await engines.let_go(tenant_id, digest)]
+    except EnginesSilentError as error:
+        if is_patient:
+            raise
+        log.error("adapter_erased_without_word", digest=digest, engines=error.engine_ids)
+        silent.update(error.engine_ids)
+        return [*error.said]
 
 
 async def finish_deletion(session: AsyncSession, tenant_id: str, locator: str) -> list[str]:

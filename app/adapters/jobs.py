@@ -16,9 +16,22 @@ import structlog
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.adapters.certifier import Certifier, NotTriedError
-from app.adapters.erasure import NO_ENGINES, Engines, erase, finish_deletion
+from app.adapters.erasure import (
+    MAX_SILENT_TRIES,
+    NO_ENGINES,
+    Engines,
+    end_what_runs,
+    erase,
+    finish_deletion,
+)
 from app.adapters.job_trail import TrailOf, record_moves, watch
-from app.adapters.jobs_repository import claim_job, finish_job, is_removed_later, postpone_job
+from app.adapters.jobs_repository import (
+    claim_job,
+    finish_job,
+    is_removed_later,
+    postpone_job,
+    retain_job,
+)
 from app.adapters.validator import Validator
 from app.adapters.verification import Verifier, verify_version
 from app.adapters.versions_repository import is_needed, lock_bytes
@@ -60,10 +73,11 @@ class JobRunner:
             try:
                 await tenant_scope(session, job.tenant_id)
                 watched = await watch(session, job)
-                await self._do(session, job)
+                is_over = await self._do(session, job)
                 if self.trail_of is not None:
                     await record_moves(session, watched, self.trail_of(job.id))
-                await finish_job(session, job)
+                if is_over:
+                    await finish_job(session, job)
                 await session.commit()
                 return True
             except UnavailableError:
@@ -80,20 +94,35 @@ class JobRunner:
             await session.commit()
         return True
 
-    async def _do(self, session: AsyncSession, job: AdapterJob) -> None:
+    async def _do(self, session: AsyncSession, job: AdapterJob) -> bool:
+        """Whether all of it is done."""
         if job.kind == "verify":
             verifier = Verifier(self.validator, self.store, self.base, self.model, self.certifier)
             trail = None if self.trail_of is None else self.trail_of(job.id)
             await verify_version(session, verifier, job.tenant_id, job.subject, self.now(), trail)
-        else:
-            await self._remove(session, job)
+            return True
+        return await self._remove(session, job)
 
-    async def _remove(self, session: AsyncSession, job: AdapterJob) -> None:
+    async def _remove(self, session: AsyncSession, job: AdapterJob) -> bool:
         tenant_id, locator = job.tenant_id, job.subject
         await lock_bytes(session, locator)
         if await is_removed_later(session, job):
-            return
+            return True
         if await is_needed(session, tenant_id, locator):
             await finish_deletion(session, tenant_id, locator)
-            return
-        await erase(session, self.store, self.engines, tenant_id, locator, self.now())
+            return True
+        is_patient = job.attempts + 1 < MAX_SILENT_TRIES
+        if job.retain_until is not None and job.retain_until > self.now():
+            await end_what_runs(self.engines, tenant_id, locator, is_patient=is_patient)
+            await retain_job(session, job)
+            return False
+        await erase(
+            session,
+            self.store,
+            self.engines,
+            tenant_id,
+            locator,
+            self.now(),
+            is_patient=is_patient,
+        )
+        return True

@@ -6,7 +6,7 @@ transaction ends, so that two workers never do the same one and a worker that di
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Literal
 
 from sqlalchemy import delete, func, select, text, update
@@ -27,12 +27,21 @@ _NOTIFY = text("SELECT pg_notify(:channel, '')")
 
 
 async def add_job(
-    session: AsyncSession, tenant_id: str, kind: JobKind, subject: str, *, delay_s: float = 0
+    session: AsyncSession,
+    tenant_id: str,
+    kind: JobKind,
+    subject: str,
+    *,
+    delay_s: float = 0,
+    retain_until: datetime | None = None,
 ) -> None:
     """Queue a job, due in `delay_s`, and wake a worker when the transaction commits.
 
-    In the tenant's scope.
+    In the tenant's scope. `retain_until`: of `AdapterJob`. Bytes that are to be removed without it
+    are retained for nobody any longer.
     """
+    if kind == "remove" and retain_until is None:
+        await _end_retention(session, tenant_id, subject, delay_s)
     session.add(
         AdapterJob(
             id=new_id("job"),
@@ -40,6 +49,7 @@ async def add_job(
             kind=kind,
             subject=subject,
             not_before=func.now() + timedelta(seconds=delay_s),
+            retain_until=retain_until,
         )
     )
     await session.flush()
@@ -73,6 +83,16 @@ async def is_removed_later(session: AsyncSession, job: AdapterJob) -> bool:
     return found is not None
 
 
+async def retain_job(session: AsyncSession, job: AdapterJob) -> None:
+    """It has done what is to be done before, and comes back when the bytes are to go."""
+    assert job.retain_until is not None
+    await session.execute(
+        update(AdapterJob)
+        .where(AdapterJob.tenant_id == job.tenant_id, AdapterJob.id == job.id)
+        .values(not_before=job.retain_until, attempts=0)
+    )
+
+
 async def finish_job(session: AsyncSession, job: AdapterJob) -> None:
     """Forget a job that is done, in the scope of the tenant it was about."""
     await session.execute(
@@ -88,4 +108,19 @@ async def postpone_job(session: AsyncSession, job_id: str, attempts: int) -> Non
         update(AdapterJob)
         .where(AdapterJob.id == job_id)
         .values(attempts=attempts, not_before=func.now() + wait)
+    )
+
+
+async def _end_retention(
+    session: AsyncSession, tenant_id: str, locator: str, delay_s: float
+) -> None:
+    due_at = func.now() + timedelta(seconds=delay_s)
+    await session.execute(
+        update(AdapterJob)
+        .where(
+            AdapterJob.tenant_id == tenant_id,
+            AdapterJob.subject == locator,
+            AdapterJob.retain_until.is_not(None),
+        )
+        .values(not_before=func.least(AdapterJob.not_before, due_at), retain_until=None)
     )

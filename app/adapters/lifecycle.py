@@ -7,6 +7,7 @@ an alias may mean stays nameable; a call that changes nothing is no error and le
 
 from __future__ import annotations
 
+import asyncio
 from datetime import date, datetime
 
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -16,11 +17,14 @@ from app.adapters.alias_schemas import AliasView
 from app.adapters.names import DEFAULT_ALIAS
 from app.adapters.schemas import describe_version
 from app.adapters.service import find_version, lock_adapter
-from app.adapters.states import ACTIVE, ARCHIVED, DEPRECATED, change_state
+from app.adapters.states import ACTIVE, ARCHIVED, DELETING, DEPRECATED, change_state
+from app.adapters.storage_errors import storage_errors
+from app.adapters.stored import is_stored
 from app.adapters.versions_repository import VersionRepository
 from app.audit.trail import AuditTrail
 from app.errors import ConflictError, UnprocessableError
 from app.tables import AdapterVersion
+from lora.store import AdapterStore
 
 
 async def activate_version(
@@ -30,6 +34,13 @@ async def activate_version(
     version = await _locked(session, tenant_id, adapter, reference)
     if version.state == ACTIVE:
         return version
+    if version.state == DELETING:
+        raise ConflictError(
+            f"v{version.number} is being deleted: restore it.",
+            code="version_state_conflict",
+            param="version",
+            details={"state": version.state},
+        )
     before = describe_version(version)
     action = await make_active(session, version, trail.at, trail)
     return await _record(session, action, before, version, trail)
@@ -79,13 +90,26 @@ async def archive_version(
 
 
 async def restore_version(
-    session: AsyncSession, tenant_id: str, adapter: str, reference: str, trail: AuditTrail
+    session: AsyncSession,
+    tenant_id: str,
+    adapter: str,
+    reference: str,
+    store: AdapterStore,
+    trail: AuditTrail,
 ) -> AdapterVersion:
-    """Let an archived one be named again. Raises ConflictError where it is not archived."""
-    version = await _locked(session, tenant_id, adapter, reference)
-    if version.state != ARCHIVED:
+    """Let an archived one be named again, or one that was deleted and whose bytes are still there.
+
+    Raises ConflictError: `version_state_conflict` where it is neither, or never was active;
+    `version_erased` where its bytes have gone; `version_superseded` where they were sent again.
+    """
+    found = await _locked(session, tenant_id, adapter, reference)
+    # A worker that erases it holds its row: whoever comes second finds what the first has done.
+    version = await VersionRepository(session, tenant_id).lock(found.id)
+    if version.state == DELETING and version.activated_at is not None:
+        await _refuse_gone(session, version, store)
+    elif version.state != ARCHIVED:
         raise ConflictError(
-            f"v{version.number} is {version.state}, not archived.",
+            f"v{version.number} is {version.state}, and nothing to be restored.",
             code="version_state_conflict",
             param="version",
             details={"state": version.state},
@@ -123,6 +147,25 @@ async def refuse_aliased(session: AsyncSession, version: AdapterVersion) -> None
             code="alias_in_use",
             param="version",
             details={"aliases": aliases},
+        )
+
+
+async def _refuse_gone(session: AsyncSession, version: AdapterVersion, store: AdapterStore) -> None:
+    """Raises ConflictError where a deleted version is not what it was."""
+    with storage_errors():
+        is_there = await asyncio.to_thread(is_stored, store, version.locator)
+    if not is_there:
+        raise ConflictError(
+            f"The bytes of v{version.number} have gone.", code="version_erased", param="version"
+        )
+    versions = VersionRepository(session, version.tenant_id)
+    other = await versions.get_live_by_digest(version.adapter_id, version.digest)
+    if other is not None:
+        raise ConflictError(
+            f"The same bytes are v{other.number} by now.",
+            code="version_superseded",
+            param="version",
+            details={"version": f"v{other.number}"},
         )
 
 

@@ -7,6 +7,7 @@ audit log, with what each engine said.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ from engine.transport.errors import QueueUnavailableError
 from engine.transport.levers import EngineLevers, Order
 
 LET_GO_TIMEOUT_S = 10.0
+POLL_S = 0.2  # until an engine lives
 LOADABLE = (VALIDATED, ACTIVE, DEPRECATED, ARCHIVED)
 
 _ACTIONS = {
@@ -69,7 +71,7 @@ async def reports_on(
 ) -> tuple[AdapterVersion, list[AdapterReport], list[str]]:
     """The version, what engines that have anything of it say, and the engines that live."""
     async with context.database.session() as session:
-        found = await _find(session, tenant_id, adapter, version)
+        found = await find_at_tenant(session, tenant_id, adapter, version)
     try:
         reports = await context.levers.reports(tenant_id, found.digest)
         return found, reports, await context.levers.live_engines()
@@ -94,7 +96,7 @@ async def pull_lever(
     Raises NotFoundError, ConflictError (`version_not_active`) or UnavailableError.
     """
     async with context.database.session() as session:
-        found = await _find(session, tenant_id, adapter, version)
+        found = await find_at_tenant(session, tenant_id, adapter, version)
     if lever is not Lever.EVICT and found.state not in LOADABLE:
         raise ConflictError(
             f"v{found.number} is {found.state}: no engine may load it.",
@@ -126,21 +128,39 @@ async def have_ready(
 ) -> None:
     """Have all engines load these versions, so that nobody's first request does.
 
-    `wait_s`: for all of them together. Raises ConflictError (`target_not_ready`) where no engine
-    has one of them in time.
+    `wait_s`: for all of them together; with 0 nothing is loaded. Raises ConflictError
+    (`target_not_ready`) where no engine has one of them in time. Without `wait_s` and without any
+    engine there is nobody who could have it, and nothing is raised.
     """
     deadline = time.monotonic() + wait_s
     for version in versions:
-        left_s = max(0.0, deadline - time.monotonic())
-        pulled = await pull_lever(
-            context, tenant_id, adapter, version, Lever.PRELOAD, trail, wait_s=left_s
-        )
-        if all(ack.outcome is not Outcome.READY for ack in pulled.said.values()):
+        found, reports, live = await reports_on(context, tenant_id, adapter, version)
+        num_ready = sum(each.state is ResidencyState.READY for each in reports)
+        has_it = num_ready > 0 or (wait_s == 0 and not live)
+        if wait_s > 0 and num_ready < max(1, len(live)):
+            await _until_one_lives(context, deadline)
+            left_s = max(0.0, deadline - time.monotonic())
+            pulled = await pull_lever(
+                context, tenant_id, adapter, version, Lever.PRELOAD, trail, wait_s=left_s
+            )
+            has_it |= any(ack.outcome is Outcome.READY for ack in pulled.said.values())
+        if not has_it:
             raise ConflictError(
-                f"No engine has v{pulled.version.number} ready.",
+                f"No engine has v{found.number} ready. Preload it, or ask again with '?wait=30'.",
                 code="target_not_ready",
                 param="targets",
             )
+
+
+async def _until_one_lives(context: AppContext, deadline: float) -> None:
+    """Raises UnavailableError. Returns at the deadline at the latest."""
+    try:
+        while time.monotonic() < deadline:
+            if await context.levers.live_engines():
+                return
+            await asyncio.sleep(POLL_S)
+    except QueueUnavailableError as error:
+        raise UnavailableError(internal=str(error)) from error
 
 
 def adapter_ref(version: AdapterVersion) -> AdapterRef:
@@ -166,14 +186,15 @@ class QueueEngines:
         engine_ids = await self._levers.live_engines()
         order = await self._levers.give(Lever.LET_GO, adapter, engine_ids)
         said = await self._levers.answers(order, self._timeout_s)
+        let_go = [LetGo(each.engine_id, each.num_aborted) for each in said.values()]
         silent = {*order.engine_ids} - said.keys()
         silent &= {*await self._levers.live_engines()}
         if silent:
-            raise EnginesSilentError(", ".join(sorted(silent)))
-        return [LetGo(each.engine_id, each.num_aborted) for each in said.values()]
+            raise EnginesSilentError(sorted(silent), let_go)
+        return let_go
 
 
-async def _find(
+async def find_at_tenant(
     session: AsyncSession, tenant_id: str, adapter: str, version: str
 ) -> AdapterVersion:
     await tenant_scope(session, tenant_id)

@@ -8,6 +8,7 @@ one question, asked here. What engines hold is another matter (`app.adapters.res
     rejected  -> verifying                          its bytes were sent again
     validated -> active <-> deprecated -> archived  archived -> active is a restoration
     any of these -> deleting -> deleted             deleted: no byte of it is left anywhere
+    deleting  -> active                             taken back, while its bytes are still there
 
 A version has a digest, so that it begins when its bytes have arrived and passed the structural
 check; before that it is an upload (`app.uploads`), with states of its own.
@@ -53,6 +54,7 @@ EDGES = {
         for state in (VERIFYING, VALIDATED, ACTIVE, DEPRECATED, ARCHIVED, REJECTED)
     },
     (DELETING, DELETED): "version.erased",
+    (DELETING, ACTIVE): "version.restored",
 }
 """(from, to) -> what the audit log calls it."""
 

@@ -6,8 +6,6 @@ while it waits for the numeric check.
 
 from __future__ import annotations
 
-import asyncio
-import time
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request
@@ -16,19 +14,16 @@ from app.adapters import lifecycle, service
 from app.adapters.deletion import MAX_DRAIN_S, Deletion, delete_version
 from app.adapters.intake import upload_version
 from app.adapters.schemas import DeprecatePost, VersionView
-from app.adapters.states import VERIFYING
 from app.adapters.tenancy import OwnedSession, TenantId
+from app.adapters.verified import Wait, wait_until_verified
 from app.adapters.versions_repository import VersionRepository
 from app.audit.trail import Trail
 from app.bodies import Deleted
-from app.context import AppContext, Context
+from app.context import Context
 from app.db import tenant_scope
 from app.pages import Page, Paging
 
-MAX_WAIT_S = 120.0
-POLL_INTERVAL_S = 0.1
-
-Wait = Annotated[float, Query(ge=0, le=MAX_WAIT_S)]
+DAY_S = 86_400
 
 version_router = APIRouter(prefix="/adapters/{adapter}/versions")
 
@@ -59,7 +54,7 @@ async def create_version(
     """`activate=false`: once it has passed it waits, as `validated`, to be activated."""
     version = await upload_version(context, tenant_id, adapter, request, trail, activates=activate)
     shown = VersionView.of(version)
-    return await _wait_until_verified(context, tenant_id, shown, wait)
+    return await wait_until_verified(context, tenant_id, shown, wait)
 
 
 @version_router.get("")
@@ -78,7 +73,7 @@ async def get_version(
         await tenant_scope(session, tenant_id)
         row = await service.find_adapter(session, tenant_id, adapter)
         shown = VersionView.of(await service.find_version(session, tenant_id, row, version))
-    return await _wait_until_verified(context, tenant_id, shown, wait)
+    return await wait_until_verified(context, tenant_id, shown, wait)
 
 
 @version_router.post("/{version}/activate")
@@ -117,30 +112,32 @@ async def archive_version(
 
 @version_router.post("/{version}/restore")
 async def restore_version(
-    adapter: str, version: str, owned: OwnedSession, trail: Trail
+    adapter: str, version: str, owned: OwnedSession, context: Context, trail: Trail
 ) -> VersionView:
     return VersionView.of(
-        await lifecycle.restore_version(owned.session, owned.tenant_id, adapter, version, trail)
+        await lifecycle.restore_version(
+            owned.session, owned.tenant_id, adapter, version, context.store, trail
+        )
     )
 
 
 @version_router.delete("/{version}")
 async def remove_version(
-    adapter: str, version: str, how: How, owned: OwnedSession, trail: Trail
+    adapter: str,
+    version: str,
+    how: How,
+    owned: OwnedSession,
+    context: Context,
+    trail: Trail,
 ) -> Deleted:
-    deleted = await delete_version(owned.session, owned.tenant_id, adapter, version, how, trail)
+    """Until its bytes go it may be restored."""
+    deleted = await delete_version(
+        owned.session,
+        owned.tenant_id,
+        adapter,
+        version,
+        how,
+        trail,
+        retained_s=DAY_S * context.settings.adapter_retention_days,
+    )
     return Deleted(id=deleted.id, object="adapter.version")
-
-
-async def _wait_until_verified(
-    context: AppContext, tenant_id: str, shown: VersionView, wait_s: float
-) -> VersionView:
-    """The version once its check is done, or as it is after `wait_s`."""
-    deadline = time.monotonic() + wait_s
-    while shown.state == VERIFYING and time.monotonic() < deadline:
-        await asyncio.sleep(POLL_INTERVAL_S)
-        async with context.database.session() as session:
-            await tenant_scope(session, tenant_id)
-            row = await service.find_adapter(session, tenant_id, shown.adapter_id)
-            shown = VersionView.of(await service.find_version(session, tenant_id, row, shown.id))
-    return shown

@@ -9,8 +9,8 @@ from __future__ import annotations
 from sqlalchemy import Select, func, select, text
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from app.adapters.states import DELETING, GONE, NEEDS_BYTES
-from app.tables import AdapterVersion
+from app.adapters.states import DELETED, DELETING, GONE, NEEDS_BYTES
+from app.tables import AdapterJob, AdapterVersion
 
 _LOCK_BYTES = text("SELECT pg_advisory_xact_lock(hashtextextended(:locator, 0))")
 
@@ -34,6 +34,17 @@ class VersionRepository:
             .where(AdapterVersion.tenant_id == self._tenant_id, AdapterVersion.id == version_id)
             .execution_options(populate_existing=True)
         )
+
+    async def lock(self, version_id: str) -> AdapterVersion:
+        """The row, locked and read afresh; one that is there, for its adapter is locked."""
+        version = await self._session.scalar(
+            select(AdapterVersion)
+            .where(AdapterVersion.tenant_id == self._tenant_id, AdapterVersion.id == version_id)
+            .with_for_update()
+            .execution_options(populate_existing=True)
+        )
+        assert version is not None
+        return version
 
     async def get_by_id(self, adapter_id: str, version_id: str) -> AdapterVersion | None:
         return await self._session.scalar(
@@ -109,3 +120,19 @@ async def is_needed(session: AsyncSession, tenant_id: str, locator: str) -> bool
         )
     )
     return bool(num_versions)
+
+
+async def is_accounted_for(session: AsyncSession, tenant_id: str, locator: str) -> bool:
+    """Whether some version has the bytes, or a worker is to remove them. In the tenant's scope."""
+    versions = select(AdapterVersion.id).where(
+        AdapterVersion.tenant_id == tenant_id,
+        AdapterVersion.locator == locator,
+        AdapterVersion.state != DELETED,
+    )
+    removals = select(AdapterJob.id).where(
+        AdapterJob.tenant_id == tenant_id,
+        AdapterJob.kind == "remove",
+        AdapterJob.subject == locator,
+    )
+    found: bool | None = await session.scalar(select(versions.exists() | removals.exists()))
+    return bool(found)

@@ -19,6 +19,7 @@ from app.adapters.tenancy import (
     operator_for_tenant,
     tenant_for_itself,
 )
+from app.adapters.verified import Wait, wait_until_verified
 from app.audit.trail import Trail
 from app.context import Context
 from app.idempotency.once import Once
@@ -96,11 +97,15 @@ async def complete(
     tenant_id: TenantId,
     context: Context,
     trail: Trail,
+    wait: Wait = 0,
 ) -> VersionView:
-    """202 with the new version; 200 with the same one for each later call."""
+    """202 with the new version; 200 with the same one for each later call.
+
+    `wait`: so many seconds for its check to be done.
+    """
     version, is_new = await complete_upload(context, tenant_id, adapter, upload, trail)
     response.status_code = 202 if is_new else 200
-    return VersionView.of(version)
+    return await wait_until_verified(context, tenant_id, VersionView.of(version), wait)
 
 
 @router.post("/{upload}/cancel")

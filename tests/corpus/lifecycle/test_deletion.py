@@ -8,11 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from sqlalchemy import func, update
 
-from app.adapters.erasure import EnginesSilentError, LetGo
+from app.adapters.erasure import MAX_SILENT_TRIES, EnginesSilentError, LetGo
 from app.adapters.jobs import JobRunner
 from app.adapters.residency import QueueEngines
+from app.context import AppContext
+from app.db import worker_scope
 from app.settings import Settings
+from app.tables import AdapterJob
 from engine.transport.levers import EngineLevers
 from lora.base_spec import BaseSpec
 from tests.builders.operator import Operator
@@ -150,6 +154,38 @@ async def test_an_engine_that_lives_and_says_nothing_keeps_the_version_deleting(
     await operator.run_jobs_after()
     assert await state_of(operator, V2) == "deleted"
     assert len(stored(settings)) == 2 and len(await erasures(operator)) == 1
+
+
+async def test_an_engine_that_never_says_anything_does_not_hold_a_deletion_for_ever(
+    operator: Operator,
+    versions: list[Version],
+    redis_url: str,
+    settings: Settings,
+    jobs: JobRunner,
+    levers: EngineLevers,
+    context: AppContext,
+) -> None:
+    """After so many tries the bytes go without its word, and the record says so."""
+    hasty = replace(jobs, engines=QueueEngines(levers, timeout_s=0.2))
+    await operator.done("DELETE", V2, params={"erase": True})
+    with StubEngine(redis_url, engine_id="mute"):
+        await tried_before(context, MAX_SILENT_TRIES - 2)
+        assert await hasty.run_next()
+        assert await state_of(operator, V2) == "deleting" and len(stored(settings)) == 3
+        await tried_before(context, MAX_SILENT_TRIES - 1)
+        assert await hasty.run_next()
+    assert await state_of(operator, V2) == "deleted" and len(stored(settings)) == 2
+    (erased,) = await erasures(operator)
+    assert erased["engines"] == [{"engine_id": "mute", "num_aborted": None}]
+
+
+async def tried_before(context: AppContext, num_times: int) -> None:
+    """The jobs that wait are due, and were tried so often."""
+    async with context.database.session() as session:
+        await worker_scope(session)
+        values = {"attempts": num_times, "not_before": func.now()}
+        await session.execute(update(AdapterJob).values(values))
+        await session.commit()
 
 
 async def test_without_engines_bytes_are_erased_at_once_where_that_is_asked_for(

@@ -56,6 +56,20 @@ async def test_parts_in_any_order_make_the_version_that_a_single_upload_makes(
     assert (await sender.get(upload))["version_id"] == version["id"]
 
 
+async def test_completing_waits_for_the_check_where_it_is_asked_to(
+    sender: PartSender, operator: Operator, files: dict[str, bytes], acme: Tenant
+) -> None:
+    upload = await sender.begin(files)
+    await sender.send_all(upload, files)
+    path = f"{sender.path}/{upload['id']}/complete"
+    completing = asyncio.create_task(sender.call("POST", path, params={"wait": 30}))
+    while not completing.done():
+        await operator.run_jobs()
+        await asyncio.sleep(0.05)
+    response = await completing
+    assert (response.status_code, response.json()["state"]) == (202, "active")
+
+
 async def test_another_process_goes_on_where_one_was_killed(
     sender: PartSender,
     settings: Settings,
