@@ -5,9 +5,10 @@ Knows no rules and no SQL.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
+from pydantic import BeforeValidator
 
 from app.adapters import aliases, service
 from app.adapters.alias_repository import AliasRepository
@@ -30,8 +31,15 @@ from app.pages import Page, Paging
 from engine.transport.errors import QueueUnavailableError
 
 MAX_WAIT_S = 60.0
+DEFAULT_WAIT_S = 30.0
 
-Wait = Annotated[float, Query(ge=0, le=MAX_WAIT_S)]
+
+def _seconds(value: Any) -> Any:
+    """`true` stands for so many seconds as are mostly enough."""
+    return {"true": DEFAULT_WAIT_S, "false": 0.0}.get(value, value)
+
+
+Wait = Annotated[float, BeforeValidator(_seconds), Query(ge=0, le=MAX_WAIT_S)]
 
 alias_router = APIRouter(prefix="/adapters/{adapter}/aliases")
 
@@ -52,10 +60,17 @@ async def put_alias(
     if_match: IfMatch = None,
     wait: Wait = 0,
 ) -> AliasView:
-    """`wait`: so many seconds for engines to have the targets before it moves."""
-    if wait > 0:
-        targets = [each.version for each in body.weighted]
-        await have_ready(context, tenant_id, adapter, targets, trail, wait_s=wait)
+    """`wait`: so many seconds, or `true`, for engines to have the targets before it moves.
+
+    Without it a version that no alias means yet must be at an engine already.
+    """
+    async with context.database.session() as session:
+        await tenant_scope(session, tenant_id)
+        newcomers = await aliases.list_newcomers(
+            session, tenant_id, adapter, alias, body, trail, if_match
+        )
+    needed = [each.version for each in body.weighted] if wait > 0 else newcomers
+    await have_ready(context, tenant_id, adapter, needed, trail, wait_s=wait)
     async with context.database.session() as session:
         await tenant_scope(session, tenant_id)
         pointing = await aliases.put_alias(

@@ -53,24 +53,31 @@ async def put_alias(
     Raises UnprocessableError (`name_invalid`, `weights_invalid`) or ConflictError
     (`version_not_active`, `rollout_in_progress`, or as `check_etag`).
     """
-    if not is_alias(alias):
-        raise UnprocessableError(
-            f"'{shorten(alias)}' cannot be an alias: it follows the rules of adapters' names, and "
-            "is neither 'sha256' nor 'v' and digits.",
-            code="name_invalid",
-            param="alias",
-        )
-    adapter = await lock_adapter(session, tenant_id, adapter_reference)
-    versions = [
-        (await find_version(session, tenant_id, adapter, each.version), each.weight)
-        for each in body.weighted
-    ]
-    targets = _checked(versions, trail.at.date())
-    before = await AliasRepository(session, tenant_id).get(adapter.id, alias)
-    _check_match(before, if_match)
-    await refuse_rollout(session, adapter, alias)
+    adapter, targets = await _check_put(
+        session, tenant_id, adapter_reference, alias, body, trail, if_match
+    )
     shadow = await _find_shadow(session, adapter, body)
     return await move_alias(session, adapter, alias, targets, body.sticky_by, trail, shadow=shadow)
+
+
+async def list_newcomers(
+    session: AsyncSession,
+    tenant_id: str,
+    adapter_reference: str,
+    alias: str,
+    body: AliasPut,
+    trail: AuditTrail,
+    if_match: str | None = None,
+) -> list[str]:
+    """Ids of the versions that `body` names and no alias of the adapter means yet.
+
+    Nothing is moved. Raises as `put_alias`.
+    """
+    _, targets = await _check_put(
+        session, tenant_id, adapter_reference, alias, body, trail, if_match
+    )
+    aliases = AliasRepository(session, tenant_id)
+    return [each.version_id for each in targets if not await aliases.list_on(each.version_id)]
 
 
 async def roll_back(
@@ -177,6 +184,35 @@ async def refuse_rollout(session: AsyncSession, adapter: Adapter, alias: str) ->
             param="alias",
             details={"rollout": open_id},
         )
+
+
+async def _check_put(
+    session: AsyncSession,
+    tenant_id: str,
+    adapter_reference: str,
+    alias: str,
+    body: AliasPut,
+    trail: AuditTrail,
+    if_match: str | None,
+) -> tuple[Adapter, list[Target]]:
+    """The adapter, locked, and the targets. Raises as `put_alias`."""
+    if not is_alias(alias):
+        raise UnprocessableError(
+            f"'{shorten(alias)}' cannot be an alias: it follows the rules of adapters' names, and "
+            "is neither 'sha256' nor 'v' and digits.",
+            code="name_invalid",
+            param="alias",
+        )
+    adapter = await lock_adapter(session, tenant_id, adapter_reference)
+    versions = [
+        (await find_version(session, tenant_id, adapter, each.version), each.weight)
+        for each in body.weighted
+    ]
+    targets = _checked(versions, trail.at.date())
+    before = await AliasRepository(session, tenant_id).get(adapter.id, alias)
+    _check_match(before, if_match)
+    await refuse_rollout(session, adapter, alias)
+    return adapter, targets
 
 
 async def _find_shadow(session: AsyncSession, adapter: Adapter, body: AliasPut) -> Shadow | None:

@@ -81,11 +81,14 @@ def alias(
     alias: str,
     version: str,
     tenant: TenantOption,
+    wait: Annotated[
+        float, typer.Option("--wait", help="Seconds for engines to load the version first.")
+    ] = 0,
     as_json: Json = False,
 ) -> None:
     """Point an alias, for instance prod, at a version, for instance v2."""
     path = f"/tenants/{tenant}/adapters/{name}/aliases/{alias}"
-    moved = client_of(context).call("PUT", path, json={"version": version})
+    moved = client_of(context).call("PUT", path, json={"version": version}, params={"wait": wait})
     show_json(moved) if as_json else show([moved], ("alias", "version", "version_id"))
 
 

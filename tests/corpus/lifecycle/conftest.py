@@ -6,16 +6,18 @@ answer tells which digest made it.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 import httpx
 import pytest
 
+from app.db import Database
 from lora.base_spec import BaseSpec
 from tests.builders.adapter_files import adapter_files
 from tests.builders.operator import Operator, Tenant
 from tests.builders.stub_loop import StubLoop
+from tests.fixtures.servers import TestDatabase
 
 BOT = "/tenants/acme/adapters/bot"
 Version = dict[str, Any]
@@ -61,6 +63,14 @@ def ask(api: httpx.AsyncClient, acme: Tenant) -> Ask:
         return await api.post("/v1/completions", json=body, headers=acme.headers)
 
     return ask
+
+
+@pytest.fixture
+async def owner(database: TestDatabase) -> AsyncIterator[Database]:
+    """The superuser, as an older process or the clock would act."""
+    opened = Database(database.owner_url, pool_size=1)
+    yield opened
+    await opened.close()
 
 
 def code(response: httpx.Response) -> tuple[int, str]:

@@ -16,10 +16,12 @@ from app.db import Database
 from tests.builders.operator import OPERATOR, Operator, Tenant
 from tests.builders.stub_loop import StubLoop
 from tests.corpus.lifecycle.conftest import BOT, Ask, Version, code
-from tests.fixtures.servers import TestDatabase
 
 PROD = f"{BOT}/aliases/prod"
 NUM_KEYS = 20_000
+
+
+READY = {"params": {"wait": 10}}  # engines are to have what it means before it moves
 
 
 def weighted(*pairs: tuple[str, int], **fields: Any) -> dict[str, Any]:
@@ -70,7 +72,7 @@ async def served(ask: Ask, num: int, **fields: Any) -> Counter[str]:
 async def test_requests_follow_the_weights_and_say_which_version_answered(
     operator: Operator, versions: list[Version], engine: StubLoop, ask: Ask
 ) -> None:
-    shown = await operator.done("PUT", PROD, **weighted(("v1", 50), ("v2", 50)))
+    shown = await operator.done("PUT", PROD, **weighted(("v1", 50), ("v2", 50)), **READY)
     assert [(each["version"], each["weight"]) for each in shown["targets"]] == [
         ("v1", 50),
         ("v2", 50),
@@ -89,7 +91,7 @@ async def test_the_same_end_user_gets_the_same_version_each_time(
     operator: Operator, versions: list[Version], engine: StubLoop, ask: Ask
 ) -> None:
     body = weighted(("v1", 50), ("v2", 50), sticky_by="safety_identifier")
-    await operator.done("PUT", PROD, **body)
+    await operator.done("PUT", PROD, **body, **READY)
     by_user = {
         user: set(await served(ask, 2, safety_identifier=user)) for user in map(str, range(20))
     }
@@ -100,14 +102,14 @@ async def test_the_same_end_user_gets_the_same_version_each_time(
 async def test_control_without_stickiness_one_end_user_gets_both(
     operator: Operator, versions: list[Version], engine: StubLoop, ask: Ask
 ) -> None:
-    await operator.done("PUT", PROD, **weighted(("v1", 50), ("v2", 50)))
+    await operator.done("PUT", PROD, **weighted(("v1", 50), ("v2", 50)), **READY)
     assert set(await served(ask, 30, safety_identifier="0")) == {"v1", "v2"}
 
 
 async def test_the_ledger_has_the_version_that_was_drawn(
     operator: Operator, versions: list[Version], engine: StubLoop, ask: Ask
 ) -> None:
-    await operator.done("PUT", PROD, **weighted(("v1", 50), ("v2", 50)))
+    await operator.done("PUT", PROD, **weighted(("v1", 50), ("v2", 50)), **READY)
     digests = {each["version"]: each["digest"] for each in versions}
     for _ in range(6):
         response = await ask()
@@ -237,7 +239,7 @@ async def test_another_targets_end_sends_nobody_to_the_canary(
 ) -> None:
     """The stable version ceases to be served: those who drew it are told, and nobody moves."""
     body = weighted(("v1", 50), ("v2", 50), sticky_by="user")
-    await operator.done("PUT", PROD, **body)
+    await operator.done("PUT", PROD, **body, **READY)
     before = {
         user: (await ask(user=user)).headers["x-adapter-version"] for user in "abcdefghijklmnopqrst"
     }
@@ -318,11 +320,3 @@ async def test_a_tenant_moves_its_own_alias_by_the_same_rules(
     assert rolled.json()["version"] == "v1"
     history = (await operator.done("GET", f"{PROD}/history"))["data"]
     assert history[0]["actor"] == acme.key_id
-
-
-@pytest.fixture
-async def owner(database: TestDatabase) -> Any:
-    """The superuser, as an older process or the clock would act."""
-    opened = Database(database.owner_url, pool_size=1)
-    yield opened
-    await opened.close()

@@ -275,6 +275,56 @@ async def test_an_alias_moves_when_its_target_is_there_and_not_before(
     assert digests == {versions[1]["digest"]}
 
 
+async def test_an_alias_does_not_move_to_what_no_engine_has_ready(
+    operator: Operator, versions: list[Version], engine: StubLoop, levers: EngineLevers
+) -> None:
+    await eventually(lambda: lives(levers))
+    path = f"{BOT}/aliases/prod"
+    refused = await operator.call("PUT", path, json={"version": "v2"})
+    assert code(refused) == (409, "target_not_ready")
+    assert refused.headers["x-should-retry"] == "false"
+    assert (await operator.done("GET", path))["version"] == "v1"
+
+    await operator.done("POST", f"{V2}/preload")
+
+    async def is_there() -> bool:
+        rows = (await operator.done("GET", f"{V2}/residency"))["data"]
+        return [row["state"] for row in rows] == ["READY"]
+
+    await eventually(is_there)
+    assert (await operator.done("PUT", path, json={"version": "v2"}))["version"] == "v2"
+    waited = await operator.done("PUT", path, json={"version": "v3"}, params={"wait": "true"})
+    assert waited["version"] == "v3"
+
+
+async def test_what_an_alias_means_already_may_have_another_alias_wherever_it_is(
+    operator: Operator, versions: list[Version], engine: StubLoop, levers: EngineLevers
+) -> None:
+    await eventually(lambda: lives(levers))
+    path = f"{BOT}/aliases/stable"
+    assert (await operator.done("PUT", path, json={"version": "v1"}))["version"] == "v1"
+
+
+async def test_where_no_engine_lives_an_alias_moves_at_once(
+    operator: Operator, versions: list[Version]
+) -> None:
+    """A fleet that has scaled to zero: there is nobody who could have it."""
+    path = f"{BOT}/aliases/prod"
+    assert (await operator.done("PUT", path, json={"version": "v2"}))["version"] == "v2"
+
+
+async def test_a_target_is_waited_for_while_an_engine_starts(
+    operator: Operator, versions: list[Version], redis_url: str, tiny_base: BaseSpec
+) -> None:
+    path = f"{BOT}/aliases/prod"
+    moving = asyncio.create_task(
+        operator.done("PUT", path, json={"version": "v2"}, params={"wait": 10})
+    )
+    await asyncio.sleep(0)
+    with StubLoop(redis_url, tiny_base, step_s=0.001):
+        assert (await moving)["version"] == "v2"
+
+
 async def test_control_an_alias_whose_target_is_nowhere_in_time_does_not_move(
     operator: Operator, versions: list[Version]
 ) -> None:

@@ -179,7 +179,8 @@ class Hand:
             {"version": name, "weight": weight} for name, weight in zip(names, weights, strict=True)
         ]
         began_at = time.monotonic()
-        await self._operator.done("PUT", PROD, json={"targets": targets})
+        # Engines are to have what it means before it moves.
+        await self._operator.done("PUT", PROD, json={"targets": targets}, params={"wait": 10})
         self._moved(began_at, names)
 
     async def _roll_back(self) -> None:

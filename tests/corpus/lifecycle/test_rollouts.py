@@ -324,14 +324,15 @@ async def test_a_candidate_that_fails_real_requests_is_taken_back(
 async def test_what_is_measured_is_how_the_request_went_and_no_word_of_it(
     operator: Operator,
     versions: list[Version],
-    engine: StubEngine,
     context: AppContext,
     acme: Tenant,
     ask: Ask,
+    redis_url: str,
 ) -> None:
     targets = [{"version": "v1", "weight": 50}, {"version": "v3", "weight": 50}]
     moved = await operator.done("PUT", PROD, json={"targets": targets})
-    answer = await ask(prompt="canary-of-the-prompt", user="canary-of-the-user")
+    with StubEngine(redis_url):
+        answer = await ask(prompt="canary-of-the-prompt", user="canary-of-the-user")
 
     async def has_sample() -> bool:
         return bool(await context.samples.read(moved["adapter_id"], "prod"))
