@@ -10,12 +10,15 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 
 from app.adapters.erasure_repository import list_erasures
+from app.adapters.probing import probe
 from app.adapters.residency import pull_lever, reports_on
 from app.adapters.residency_schemas import (
     CommandView,
     ErasureView,
     PinPost,
     PreloadPost,
+    ProbePost,
+    ProbeView,
     ReplicaView,
     ResidencyView,
 )
@@ -110,6 +113,19 @@ async def evict(
     return CommandView.of(
         await pull_lever(context, tenant_id, adapter, version, Lever.EVICT, trail, wait_s=wait)
     )
+
+
+@residency_router.post(f"{VERSION}/probe")
+async def probe_version(
+    adapter: str,
+    version: str,
+    body: ProbePost,
+    tenant_id: TenantId,
+    context: Context,
+    trail: Trail,
+) -> ProbeView:
+    """What it says to one prompt, before anybody else asks it. Nobody is billed."""
+    return ProbeView.of(await probe(context, tenant_id, adapter, version, body.question, trail))
 
 
 @residency_router.get("/erasures")

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, StringConstraints, model_validator
 
+from app.adapters.probing import Probed, Question
 from app.adapters.residency import Pulled
 from app.adapters.tables import Erasure
-from app.bodies import Body, Timestamp
+from app.bodies import Body, Storable, Timestamp
+from app.completions.trial import TrialAnswer
 from engine.messages import AdapterReport
 
 PIN_S = 3600
 MAX_PIN_S = 30 * 86_400
 Replicas = Annotated[int, Field(ge=1, le=10_000)]
+MAX_PROBE_TOKENS = 512
+ProbeText = Annotated[str, StringConstraints(max_length=65_536), Storable]
 
 
 class PreloadPost(Body):
@@ -103,8 +107,69 @@ class CommandView(BaseModel):
         )
 
 
+class ProbeMessage(Body):
+    role: Literal["system", "user", "assistant"]
+    content: ProbeText
+
+
+class ProbePost(Body):
+    """Either `prompt` or `messages`. The answer is greedy."""
+
+    prompt: Annotated[ProbeText, Field(min_length=1)] | None = None
+    messages: Annotated[list[ProbeMessage], Field(min_length=1, max_length=64)] | None = None
+    max_tokens: Annotated[int, Field(ge=1, le=MAX_PROBE_TOKENS)] = 64
+
+    @model_validator(mode="after")
+    def _asks_one_thing(self) -> Self:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("exactly one of prompt and messages is needed")
+        return self
+
+    @property
+    def question(self) -> Question:
+        messages = None if self.messages is None else [each.model_dump() for each in self.messages]
+        return Question(self.prompt, messages, self.max_tokens)
+
+
+class ProbeView(BaseModel):
+    """`text` is null where something is the matter with the version itself: `error` says what."""
+
+    object: Literal["adapter.probe"] = "adapter.probe"
+    version_id: str
+    digest: str
+    text: str | None
+    finish_reason: str
+    prompt_tokens: int
+    completion_tokens: int
+    error: str | None
+
+    @classmethod
+    def of(cls, probed: Probed) -> Self:
+        answer = probed.answer
+        view = cls(
+            version_id=probed.version.id,
+            digest=probed.version.digest,
+            text=None,
+            finish_reason="error",
+            prompt_tokens=probed.num_prompt_tokens,
+            completion_tokens=0,
+            error=None,
+        )
+        if not isinstance(answer, TrialAnswer):
+            return view.model_copy(update={"error": answer.code})
+        said = {
+            "text": answer.text,
+            "finish_reason": answer.finish_reason,
+            "completion_tokens": answer.num_tokens,
+        }
+        return view.model_copy(update=said)
+
+
 class ErasureView(BaseModel):
-    """Bytes of which nothing is left. `engines`: what each said: `{engine_id, num_aborted}`."""
+    """Bytes of which nothing is left. `engines`: what each said: `{engine_id, num_aborted}`.
+
+    `num_aborted` null: it lived and said nothing, however often it was asked.
+    """
 
     object: Literal["adapter.erasure"] = "adapter.erasure"
     id: str
