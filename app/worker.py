@@ -32,6 +32,8 @@ from app.logging import configure_logging
 from app.metrics.drift import DriftWatch
 from app.metrics.worker import WorkerMetrics
 from app.requests.jobs import LedgerJobs
+from app.rollouts.golden_asking import open_asker
+from app.rollouts.golden_jobs import GoldenJobs
 from app.rollouts.jobs import RolloutJobs
 from app.rollouts.samples import SampleBook
 from app.schema_repository import read_schema
@@ -82,6 +84,12 @@ async def run(settings: WorkerSettings) -> None:
         utc_now,
         lambda rollout_id: worker_trail(peppers, rollout_id, utc_now()),
     )
+    golden = GoldenJobs(
+        database,
+        settings.queue_secret.get_secret_value(),
+        lambda: open_asker(settings, base, store),
+        utc_now,
+    )
     metrics = WorkerMetrics(database, settings.redis_url, ledger)
     batches = BatchJobs(
         database, settings, utc_now, answers=metrics.answers, metrics=metrics.batches
@@ -111,6 +119,7 @@ async def run(settings: WorkerSettings) -> None:
             group.create_task(uploads.run(stopping))
             group.create_task(imports.run(stopping))
             group.create_task(rollouts.run(stopping))
+            group.create_task(golden.run(stopping))
             group.create_task(batches.run(stopping))
             group.create_task(AnswerJobs(database).run(stopping))
             group.create_task(drift.run(stopping))
@@ -119,6 +128,7 @@ async def run(settings: WorkerSettings) -> None:
         await ledger.close()
         await usage.close()
         await rollouts.close()
+        await golden.close()
         await metrics.close()
         await database.close()
     log.info("worker_stopped")

@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 
 from app.rollouts.gates import Finding, Gate, Sample, Verdict, judge
+from app.rollouts.golden import GOLDEN, GoldenOutcome, judge_golden
 from app.rollouts.tables import Rollout
 
 
@@ -42,8 +43,12 @@ def decide(rollout: Rollout, samples: Sequence[Sample], now: datetime) -> Decisi
     recent = [each for each in samples if each.at_s >= since]
     baseline = [each for each in recent if each.version_id == rollout.from_version_id]
     candidate = [each for each in recent if each.version_id == rollout.to_version_id]
+    outcome = golden_outcome(rollout)
     findings = tuple(
-        judge(gate, baseline, candidate, now.timestamp()) for gate in gates_of(rollout)
+        judge_golden(gate, outcome)
+        if gate.metric == GOLDEN
+        else judge(gate, baseline, candidate, now.timestamp())
+        for gate in gates_of(rollout)
     )
     if any(each.verdict is Verdict.FAIL for each in findings):
         return Decision(Next.FAIL, findings)
@@ -55,6 +60,11 @@ def decide(rollout: Rollout, samples: Sequence[Sample], now: datetime) -> Decisi
 
 def gates_of(rollout: Rollout) -> list[Gate]:
     return [Gate(**gate) for gate in rollout.gates]
+
+
+def golden_outcome(rollout: Rollout) -> GoldenOutcome | None:
+    """None as long as its golden prompts have not been asked."""
+    return None if rollout.golden_results is None else GoldenOutcome.of(rollout.golden_results)
 
 
 def share_of(rollout: Rollout) -> int:

@@ -12,25 +12,37 @@ from fastapi import APIRouter
 from app.adapters.service import find_adapter
 from app.adapters.tenancy import OwnedSession
 from app.audit.trail import Trail
+from app.completions.trial import BASE, trials_of
 from app.context import Context
 from app.errors import UnavailableError
 from app.idempotency.once import Once
 from app.pages import Page, Paging
 from app.rollouts import service
 from app.rollouts.decision import decide
+from app.rollouts.golden_asking import tokens_of
+from app.rollouts.golden_sealing import GoldenSealer
 from app.rollouts.repository import RolloutRepository
 from app.rollouts.schemas import PreviewView, RolloutCreate, RolloutView
 from engine.transport.errors import QueueUnavailableError
-
 
 rollout_router = APIRouter(prefix="/adapters/{adapter}/rollouts")
 
 
 @rollout_router.post("", status_code=201)
 async def start_rollout(
-    adapter: str, body: RolloutCreate, owned: OwnedSession, trail: Trail, once: Once
+    adapter: str,
+    body: RolloutCreate,
+    owned: OwnedSession,
+    context: Context,
+    trail: Trail,
+    once: Once,
 ) -> RolloutView:
-    rollout = await service.start_rollout(owned.session, owned.tenant_id, adapter, body, trail)
+    for prompt in body.golden:  # what no engine could be asked is refused here
+        await tokens_of(trials_of(context), BASE, prompt)
+    sealer = GoldenSealer(context.settings.queue_secret.get_secret_value())
+    rollout = await service.start_rollout(
+        owned.session, owned.tenant_id, adapter, body, sealer, trail
+    )
     return await once.keep(RolloutView.of(rollout))
 
 

@@ -20,7 +20,14 @@ from typing import Literal
 Z = 4.0
 MIN_SAMPLES = 20  # below that a median's interval is unbounded
 
-Metric = Literal["error_rate", "ttft_ms", "inter_token_ms", "invalid_json_rate", "length_drift"]
+Metric = Literal[
+    "error_rate",
+    "ttft_ms",
+    "inter_token_ms",
+    "invalid_json_rate",
+    "length_drift",
+    "golden_failure_rate",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,3 +151,5 @@ def _values(metric: Metric, samples: Sequence[Sample]) -> list[float]:
             return [float(not each.is_json) for each in answered if each.is_json is not None]
         case "length_drift":
             return [float(each.num_tokens) for each in answered]
+        case "golden_failure_rate":
+            raise AssertionError("golden prompts are no requests of anybody: app.rollouts.golden")

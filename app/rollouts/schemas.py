@@ -11,8 +11,10 @@ from pydantic import BaseModel, Field, model_validator
 from app.adapters.alias_schemas import VersionName
 from app.adapters.weighted import WHOLE, StickyBy
 from app.bodies import Body, Line, Timestamp
-from app.rollouts.decision import Decision, share_of
+from app.rollouts.decision import Decision, golden_outcome, share_of
 from app.rollouts.gates import MIN_SAMPLES, Finding, Gate, Interval, Metric
+from app.rollouts.golden import GOLDEN, GoldenOutcome
+from app.rollouts.golden_schemas import MAX_PROMPTS, GoldenPrompt
 from app.rollouts.tables import Rollout
 
 MAX_GATES = 20
@@ -46,7 +48,8 @@ class RolloutCreate(Body):
     """From where `alias` points now, which is one version, to `to`.
 
     `ladder`: the candidate's share at each step, in percent; it grows and ends with 100. A step is
-    left after `soak_s`, once every gate has passed.
+    left after `soak_s`, once every gate has passed. `golden`: prompts that both versions are asked,
+    for gates of `golden_failure_rate`.
     """
 
     alias: Line
@@ -54,6 +57,7 @@ class RolloutCreate(Body):
     ladder: list[int] = Field(default=[5, 25, 50, WHOLE], min_length=1, max_length=MAX_STEPS)
     soak_s: Annotated[int, Field(ge=0, le=MAX_SOAK_S)] = 600
     gates: list[GateBody] = Field(default=[], max_length=MAX_GATES)
+    golden: list[GoldenPrompt] = Field(default=[], max_length=MAX_PROMPTS)
     on_fail: Literal["rollback", "pause"] = "rollback"
     sticky_by: StickyBy | None = None
 
@@ -65,9 +69,36 @@ class RolloutCreate(Body):
             raise ValueError(f"the ladder does not end with {WHOLE}")
         return self
 
+    @model_validator(mode="after")
+    def _judges_what_is_asked(self) -> Self:
+        if bool(self.golden) != any(gate.metric == GOLDEN for gate in self.gates):
+            raise ValueError(f"golden prompts and a gate of {GOLDEN} need each other")
+        return self
+
+
+class GoldenView(BaseModel):
+    """What came of `num` golden prompts: which of them, from 0 on, each version failed."""
+
+    num: int
+    failed: list[int]
+    failed_before: list[int]
+    asked_at: int
+
+    @classmethod
+    def of(cls, outcome: GoldenOutcome) -> Self:
+        return cls(
+            num=outcome.num,
+            failed=[*outcome.failed],
+            failed_before=[*outcome.failed_before],
+            asked_at=int(outcome.asked_s),
+        )
+
 
 class RolloutView(BaseModel):
-    """`share`: of the candidate, in percent. `verdict`: why it ended or was paused by itself."""
+    """`share`: of the candidate, in percent. `verdict`: why it ended or was paused by itself.
+
+    `golden`: what came of the golden prompts, once they were asked.
+    """
 
     object: Literal["rollout"] = "rollout"
     id: str
@@ -80,6 +111,7 @@ class RolloutView(BaseModel):
     share: int
     soak_s: int
     gates: list[dict[str, Any]]
+    golden: GoldenView | None
     on_fail: str
     sticky_by: str | None
     state: str
@@ -91,6 +123,7 @@ class RolloutView(BaseModel):
     @classmethod
     def of(cls, rollout: Rollout) -> Self:
         shares = {"succeeded": WHOLE, "rolled_back": 0, "cancelled": 0}
+        outcome = golden_outcome(rollout)
         return cls(
             id=rollout.id,
             adapter_id=rollout.adapter_id,
@@ -102,6 +135,7 @@ class RolloutView(BaseModel):
             share=shares.get(rollout.state, share_of(rollout)),
             soak_s=rollout.soak_s,
             gates=rollout.gates,
+            golden=None if outcome is None else GoldenView.of(outcome),
             on_fail=rollout.on_fail,
             sticky_by=rollout.sticky_by,
             state=rollout.state,

@@ -25,6 +25,7 @@ from app.audit.trail import AuditTrail
 from app.errors import ConflictError, NotFoundError
 from app.ids import new_id
 from app.rollouts.decision import share_of
+from app.rollouts.golden_sealing import GoldenSealer
 from app.rollouts.repository import OPEN, RolloutRepository
 from app.rollouts.schemas import RolloutCreate, RolloutView
 from app.rollouts.tables import Rollout
@@ -38,9 +39,10 @@ async def start_rollout(
     tenant_id: str,
     adapter_reference: str,
     body: RolloutCreate,
+    sealer: GoldenSealer,
     trail: AuditTrail,
 ) -> Rollout:
-    """Begin with the ladder's first step.
+    """Begin with the ladder's first step; a worker asks the golden prompts at once.
 
     Raises NotFoundError, or ConflictError: `rollout_in_progress`, `alias_weighted`,
     `version_not_active`.
@@ -74,6 +76,9 @@ async def start_rollout(
         step_since=trail.at,
         due_at=trail.at,
     )
+    if body.golden:
+        rollout.sealed_golden = sealer.seal(rollout.id, body.golden)
+        rollout.golden_due_at = trail.at
     await RolloutRepository(session, tenant_id).add(rollout)
     await _share(session, adapter, rollout, share_of(rollout), trail)
     if share_of(rollout) == WHOLE:
@@ -119,6 +124,8 @@ async def resume_rollout(
     # The step begins anew: what was seen before the pause does not count any more.
     rollout.step_since = trail.at
     rollout.due_at, rollout.paused_at = trail.at, None
+    rollout.golden_results = None
+    rollout.golden_due_at = None if rollout.sealed_golden is None else trail.at
     return await _record(session, "rollout.resumed", before, rollout, trail)
 
 
@@ -188,6 +195,7 @@ def postpone(rollout: Rollout, at: datetime, seconds: float) -> None:
 
 def _finish(rollout: Rollout, state: str, at: datetime) -> None:
     rollout.state, rollout.finished_at = state, at
+    rollout.sealed_golden = rollout.golden_due_at = None
 
 
 async def _share(
