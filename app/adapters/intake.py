@@ -3,9 +3,10 @@
 Knows nothing of who uploads, nor of how the files came: `accept_folder` takes them from wherever
 they were put. Invariants: nothing is stored before it passed; the version's row and its job are
 one transaction, in which the bytes are in the store; equal bytes for the same adapter are the same
-version, which another upload repairs. No database connection is held while the client sends or
-while its files are checked, and uploads that wait for each other hold none either: a few at a time
-are written down, so that the registry answers everybody else.
+version, which another upload repairs; no lock of a tenant or an adapter is held while bytes are put
+into the store. No database connection is held while the client sends or while its files are
+checked, and uploads that wait for each other hold none either: a few at a time are written down, so
+that the registry answers everybody else.
 """
 
 from __future__ import annotations
@@ -33,12 +34,16 @@ from app.adapters.storage_errors import storage_errors
 from app.adapters.structure_check import Checked, check_folder
 from app.adapters.template_check import template_findings
 from app.adapters.validator import Validator
-from app.adapters.versions_repository import VersionRepository, lock_bytes
+from app.adapters.versions_repository import (
+    VersionRepository,
+    is_accounted_for,
+    lock_bytes,
+)
 from app.audit.trail import AuditTrail
 from app.chat_templates.sandbox import TemplateSandbox
 from app.context import AppContext
 from app.db import Database, tenant_scope
-from app.errors import NotFoundError
+from app.errors import ApiError, NotFoundError
 from app.ids import new_id
 from app.receiving import MULTIPART_OVERHEAD_BYTES, declared_bytes
 from app.settings import WorkerSettings
@@ -130,13 +135,17 @@ async def accept_folder(
     checked = await check_folder(
         context.validator, folder, files, context.base, limits, known_bases=others, found=found
     )
-    async with context.validator.turn, context.database.session() as session:
-        await tenant_scope(session, tenant_id)
-        version, action = await _accept(
-            session, context.store, adapter, checked, list(files.values()), folder, activates
-        )
-        await trail.record(session, tenant_id, action, version.id, after=describe_version(version))
-        await session.commit()
+    num_bytes = sum(file.num_bytes for file in files.values())
+    async with context.validator.turn:
+        await _refuse_beyond_quota(context, tenant_id, adapter.id, checked, num_bytes)
+        async with context.database.session() as session:
+            await tenant_scope(session, tenant_id)
+            version, action = await _accept(
+                session, context.store, adapter, checked, list(files.values()), folder, activates
+            )
+            shown = describe_version(version)
+            await trail.record(session, tenant_id, action, version.id, after=shown)
+            await session.commit()
     return version
 
 
@@ -174,6 +183,21 @@ async def _limits_of(
     return replace(DEFAULT_LIMITS, max_override_bytes=max_override_bytes)
 
 
+async def _refuse_beyond_quota(
+    context: IntakeContext, tenant_id: str, adapter_id: str, checked: Checked, num_bytes: int
+) -> None:
+    """Before anything is stored; it is counted again where the version is written down.
+
+    Raises QuotaExceededError.
+    """
+    async with context.database.session() as session:
+        await tenant_scope(session, tenant_id)
+        versions = VersionRepository(session, tenant_id)
+        if await versions.get_live_by_digest(adapter_id, checked.digest) is None:
+            max_rank = checked.summary["max_rank"]
+            await Quotas(session, tenant_id).check_version(num_bytes, max_rank)
+
+
 async def _accept(
     session: AsyncSession,
     store: AdapterStore,
@@ -183,7 +207,37 @@ async def _accept(
     folder: Path,
     activates: bool,
 ) -> tuple[AdapterVersion, str]:
-    """The version, and what became of it, as the audit log calls it."""
+    """The version, and what became of it, as the audit log calls it.
+
+    What is locked while the bytes are put down, which may take minutes, are these bytes alone:
+    neither the adapter nor what its tenant has.
+    """
+    tenant_id, digest = adapter.tenant_id, checked.digest
+    locator = locator_of(tenant_id, digest)
+    # A worker may be about to remove the same bytes on behalf of a deleted version.
+    await lock_bytes(session, locator)
+    with storage_errors():
+        await asyncio.to_thread(
+            store.put, tenant_id, digest, {file.name: folder / file.name for file in files}
+        )
+    try:
+        return await _write_down(session, adapter, checked, files, locator, activates)
+    except ApiError:
+        if not await is_accounted_for(session, tenant_id, locator):
+            with storage_errors():
+                await asyncio.to_thread(store.delete, locator)
+        raise
+
+
+async def _write_down(
+    session: AsyncSession,
+    adapter: Adapter,
+    checked: Checked,
+    files: list[FileDigest],
+    locator: str,
+    activates: bool,
+) -> tuple[AdapterVersion, str]:
+    """Raises NotFoundError, QuotaExceededError."""
     tenant_id, digest = adapter.tenant_id, checked.digest
     locked = await AdapterRepository(session, tenant_id).lock(adapter.id)
     if locked is None:  # deleted while the client was sending
@@ -192,12 +246,6 @@ async def _accept(
     existing = await versions.get_live_by_digest(adapter.id, digest)
     if existing is None:
         await Quotas(session, tenant_id).check_version(num_bytes, checked.summary["max_rank"])
-    # A worker may be about to remove the same bytes on behalf of a deleted version.
-    await lock_bytes(session, locator_of(tenant_id, digest))
-    with storage_errors():
-        locator = await asyncio.to_thread(
-            store.put, tenant_id, digest, {file.name: folder / file.name for file in files}
-        )
     report = checked.report(VERIFYING)
     if existing is not None:
         if existing.state == REJECTED:

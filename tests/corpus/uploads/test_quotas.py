@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
+from app.context import AppContext
+from app.db import tenant_scope
 from app.plans.limits import Layer
-from app.uploads.quotas import DEFAULTS, Quota, quotas_in_force
+from app.settings import Settings
+from app.uploads.quotas import DEFAULTS, Quota, Quotas, quotas_in_force
 from lora.base_spec import BaseSpec
 from tests.builders.adapter_files import adapter_files
 from tests.builders.clock import Clock
@@ -18,6 +26,10 @@ from tests.builders.operator import Operator, Tenant
 
 async def limit(operator: Operator, **limits: int) -> None:
     await operator.done("PUT", "/tenants/acme/limits", json={"limits": limits})
+
+
+def num_stored(settings: Settings) -> int:
+    return len([*Path(settings.adapter_store).glob("ten_*/*")])
 
 
 def quota_of(response: httpx.Response) -> str:
@@ -116,3 +128,86 @@ def test_the_last_that_names_a_quota_decides(
     layers = [DEFAULTS, Layer("plan", plan), Layer("tenant", tenant)]
     found = {each.quota: (each.limit, each.source) for each in quotas_in_force(layers)}
     assert found.get(Quota.ADAPTERS) == expected
+
+
+async def test_of_uploads_at_once_no_more_pass_than_have_room_and_no_byte_of_the_rest_is_kept(
+    operator: Operator, acme: Tenant, tiny_base: BaseSpec, settings: Settings
+) -> None:
+    files = [adapter_files(tiny_base, seed=seed) for seed in range(3)]
+    num_bytes = sum(map(len, files[0].values()))
+    await limit(operator, adapter_bytes=num_bytes + 100)
+    answers = await asyncio.gather(*(operator.upload("acme", "bot", each) for each in files))
+    assert sorted(each.status_code for each in answers) == [201, 403, 403]
+    assert {quota_of(each) for each in answers if each.status_code == 403} == {"adapter_bytes"}
+    assert num_stored(settings) == 1
+
+
+@dataclass
+class SlowStore:
+    """Puts nothing down before it may."""
+
+    began: threading.Event = field(default_factory=threading.Event)
+    may_go_on: threading.Event = field(default_factory=threading.Event)
+
+
+@pytest.fixture
+def slow(context: AppContext, monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowStore]:
+    store, put = SlowStore(), context.store.put
+
+    def slowly(*args: Any) -> str:
+        store.began.set()
+        assert store.may_go_on.wait(30)
+        return put(*args)
+
+    monkeypatch.setattr(context.store, "put", slowly)
+    yield store
+    store.may_go_on.set()
+
+
+async def test_a_tenant_is_not_locked_while_a_slow_store_takes_its_bytes(
+    operator: Operator, acme: Tenant, tiny_base: BaseSpec, slow: SlowStore
+) -> None:
+    uploading = asyncio.create_task(operator.upload("acme", "bot", adapter_files(tiny_base)))
+    assert await asyncio.to_thread(slow.began.wait, 30)
+    await asyncio.wait_for(operator.new_adapter("acme", "meanwhile"), 10)
+    await asyncio.wait_for(operator.done("DELETE", "/tenants/acme/adapters/meanwhile"), 10)
+    slow.may_go_on.set()
+    assert (await uploading).status_code == 201
+
+
+@pytest.mark.parametrize(("are_anothers_too", "num_kept"), [(False, 0), (True, 1)])
+async def test_what_is_refused_at_the_end_leaves_no_bytes_but_those_that_others_have(
+    operator: Operator,
+    acme: Tenant,
+    tiny_base: BaseSpec,
+    settings: Settings,
+    slow: SlowStore,
+    are_anothers_too: bool,
+    num_kept: int,
+) -> None:
+    """The adapter is deleted while the store takes its bytes."""
+    files = adapter_files(tiny_base)
+    if are_anothers_too:
+        slow.may_go_on.set()
+        await operator.new_adapter("acme", "other")
+        await operator.push("acme", "other", files)
+        slow.began.clear()
+        slow.may_go_on.clear()
+    uploading = asyncio.create_task(operator.upload("acme", "bot", files))
+    assert await asyncio.to_thread(slow.began.wait, 30)
+    await asyncio.wait_for(operator.done("DELETE", "/tenants/acme/adapters/bot"), 10)
+    slow.may_go_on.set()
+    assert (await uploading).status_code == 404
+    assert num_stored(settings) == num_kept
+
+
+async def test_control_whoever_holds_what_a_tenant_has_holds_up_its_other_uploads(
+    operator: Operator, acme: Tenant, context: AppContext
+) -> None:
+    async with context.database.session() as session:
+        await tenant_scope(session, acme.id)
+        await Quotas(session, acme.id).check_version(1, 1)
+        waiting = asyncio.create_task(operator.new_adapter("acme", "meanwhile"))
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(waiting), 0.3)
+    assert (await waiting)["name"] == "meanwhile"
