@@ -2,8 +2,9 @@
 
 Knows nothing of the process around it. Invariants: a job is written down in the scope of the tenant
 whose it is, and only while it is this worker's; whoever dies at it loses it when its lease lapses,
-and another one begins anew; what was cancelled stops at the next heartbeat; a token is opened here,
-kept in memory, and gone from the registry when the job ends.
+and another one begins anew, but not for ever; what was cancelled stops at the next heartbeat; a
+token is opened here, kept in memory, and gone from the registry when the job ends; one of the
+worker's own is in no registry.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ log = structlog.get_logger()
 
 HEARTBEAT_S = 1.0
 LEASE = timedelta(seconds=30)
-MAX_ATTEMPTS = 4
+MAX_ATTEMPTS = 4  # that failed for a reason which may pass
+MAX_BEGINNINGS = 8  # of workers that died at it, or were stopped
 RETRY = timedelta(seconds=5)
 
 OpenPublisher = Callable[[str, str | None], Publisher]
@@ -81,6 +83,9 @@ class ImportRunner:
         job = await self._claim()
         if job is None:
             return False
+        if job.attempts > MAX_BEGINNINGS:
+            await self._give_up(job)
+            return True
         log.info("import_started", import_id=job.id, source=job.source, attempt=job.attempts)
         await self._run(job, stopping or asyncio.Event())
         return True
@@ -97,6 +102,19 @@ class ImportRunner:
             job = await ImportRepository(session, tenant_id).claim(import_id, now, now + LEASE)
             await session.commit()
         return job
+
+    async def _give_up(self, job: Import) -> None:
+        """It may be what its workers died of."""
+        failure = ImportFailure(
+            "import_abandoned", f"The import was begun {MAX_BEGINNINGS} times and never ended."
+        )
+        ended = {"state": "failed", "error": told(failure), **self._closing()}
+        await self._change(job, ended)
+        log.error("import_abandoned", import_id=job.id, attempts=job.attempts)
+
+    def _closing(self) -> dict[str, Any]:
+        """Of an import that has ended."""
+        return {"sealed_token": None, "lease_until": None, "ended_at": self._now()}
 
     async def _run(self, job: Import, stopping: asyncio.Event) -> None:
         progress = Progress()
@@ -140,8 +158,7 @@ class ImportRunner:
             if not isinstance(error, ApiError | ImportFailure):
                 log.error("import_crashed", import_id=job.id, exc_info=error)
             ended = {"state": "failed", "error": told(error)}
-        closing = {"sealed_token": None, "lease_until": None, "ended_at": self._now()}
-        await self._change(job, {**counts, **ended, **closing})
+        await self._change(job, {**counts, **ended, **self._closing()})
         log.info("import_ended", import_id=job.id, state=ended["state"])
 
     async def _import(self, job: Import, progress: Progress) -> str:
@@ -181,6 +198,8 @@ class ImportRunner:
             ) from error
 
     def _token_of(self, job: Import) -> str | None:
+        if job.credential_ref is not None:
+            return self._credential(job.credential_ref)
         if job.sealed_token is None:
             return None
         try:
@@ -189,6 +208,14 @@ class ImportRunner:
             raise ImportFailure(
                 "import_token_lost", "The token cannot be read any more. Import again."
             ) from error
+
+    def _credential(self, name: str) -> str:
+        token = self._context.settings.import_tokens.get(name)
+        if token is None:
+            raise ImportFailure(
+                "import_credential_unknown", f"No worker has a credential '{name}'."
+            )
+        return token
 
     async def _change(self, job: Import, values: Mapping[str, Any]) -> bool:
         async with self._context.database.session() as session:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, Field, SecretStr
+from pydantic import BaseModel, Field, SecretStr, model_validator
 
-from app.bodies import Body, Line, Timestamp
+from app.bodies import Body, Label, Line, Timestamp
 from app.imports.sources import MAX_SOURCE_CHARS
 from app.imports.tables import Import
 from app.uploads.schemas import Sha256
@@ -15,11 +15,21 @@ MAX_TOKEN_CHARS = 4096
 
 
 class ImportCreate(Body):
-    """`sha256`: of the weights file. `token`: sent to the source as a bearer token, never shown."""
+    """`sha256`: of the weights file. `token`: sent to the source as a bearer token, never shown.
+
+    `credential_ref`: the name of a token that workers have, instead; operators only.
+    """
 
     source: Annotated[Line, Field(min_length=1, max_length=MAX_SOURCE_CHARS)]
     sha256: Sha256 | None = None
     token: Annotated[SecretStr, Field(min_length=1, max_length=MAX_TOKEN_CHARS)] | None = None
+    credential_ref: Label | None = None
+
+    @model_validator(mode="after")
+    def _has_one_token(self) -> Self:
+        if self.token is not None and self.credential_ref is not None:
+            raise ValueError("at most one of token and credential_ref is needed")
+        return self
 
 
 class ImportView(BaseModel):
@@ -31,6 +41,7 @@ class ImportView(BaseModel):
     source: str
     revision: str | None
     sha256: str | None
+    credential_ref: str | None
     state: str
     bytes_done: int
     bytes_total: int | None
@@ -48,6 +59,7 @@ class ImportView(BaseModel):
             source=job.source,
             revision=job.revision,
             sha256=job.sha256,
+            credential_ref=job.credential_ref,
             state=job.state,
             bytes_done=job.bytes_done,
             bytes_total=job.bytes_total,

@@ -13,7 +13,15 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.adapters.service import find_adapter
 from app.audit.trail import AuditTrail
-from app.errors import NO_RETRY, ApiError, ConflictError, NotFoundError, UnprocessableError
+from app.auth import OPERATOR
+from app.errors import (
+    NO_RETRY,
+    ApiError,
+    ConflictError,
+    NotFoundError,
+    PermissionDeniedError,
+    UnprocessableError,
+)
 from app.ids import new_id
 from app.imports.repository import ImportRepository
 from app.imports.schemas import ImportCreate, ImportView
@@ -35,7 +43,9 @@ async def create_import(
     settings: Settings,
     trail: AuditTrail,
 ) -> Import:
-    """Raises 422 `import_source_invalid`, 403 `import_source_not_allowed` or `quota_exceeded`."""
+    """Raises 422 `import_source_invalid`, 403 `import_source_not_allowed`,
+    `import_credential_not_allowed` or `quota_exceeded`.
+    """
     adapter = await find_adapter(session, tenant_id, adapter_reference)
     source = parse_source(body.source)
     if not AllowList.parse(settings.import_allow).allows(source):
@@ -47,7 +57,13 @@ async def create_import(
             param="source",
             headers=NO_RETRY,
         )
-    if body.token is not None and source.scheme not in _TAKES_TOKEN:
+    if body.credential_ref is not None and trail.actor != OPERATOR:
+        raise PermissionDeniedError(
+            "The workers' own credentials are the operator's: send a token.",
+            code="import_credential_not_allowed",
+        )
+    has_token = body.token is not None or body.credential_ref is not None
+    if has_token and source.scheme not in _TAKES_TOKEN:
         raise UnprocessableError(
             "A bucket is read with the server's own right; it takes no token.",
             code="import_token_unsupported",
@@ -74,6 +90,7 @@ def _new_job(
         adapter_id=adapter_id,
         source=body.source,
         sha256=body.sha256,
+        credential_ref=body.credential_ref,
     )
     if body.token is not None:
         sealer = TokenSealer(settings.queue_secret.get_secret_value())

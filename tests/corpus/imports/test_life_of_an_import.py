@@ -10,7 +10,7 @@ from collections.abc import Callable
 from app.context import AppContext
 from app.db import tenant_scope
 from app.imports.repository import ImportRepository
-from app.imports.running import LEASE
+from app.imports.running import LEASE, MAX_BEGINNINGS
 from app.settings import Settings
 from tests.builders.clock import Clock
 from tests.builders.https_server import Answer, HttpsServer
@@ -82,6 +82,30 @@ async def test_an_import_whose_worker_died_is_begun_anew_by_another(
         await tenant_scope(session, acme.id)
         imports = ImportRepository(session, acme.id)
         assert not await imports.change(job["id"], dead.attempts, {"bytes_done": 1})
+
+
+async def test_an_import_that_kills_its_workers_is_given_up_with_a_reason(
+    importing: Importing,
+    models: HttpsServer,
+    files: dict[str, bytes],
+    clock: Clock,
+    context: AppContext,
+    acme: Tenant,
+) -> None:
+    models.publish("bots/one", files)
+    job = await importing.begin(f"{models.url}/bots/one", token="a-token-that-opens-it")
+    for _ in range(MAX_BEGINNINGS):
+        async with context.database.session() as session:
+            await tenant_scope(session, acme.id)
+            imports = ImportRepository(session, acme.id)
+            assert await imports.claim(job["id"], clock.now(), clock.now() + LEASE) is not None
+            await session.commit()
+        clock.advance(60)
+    assert await importing.runner.run_next()
+    given_up = await importing.get(job)
+    assert (given_up["state"], given_up["error"]["code"]) == ("failed", "import_abandoned")
+    assert given_up["ended_at"] is not None and models.asked == []
+    assert not await importing.runner.run_next()
 
 
 async def test_a_worker_that_is_stopped_gives_its_import_back(
