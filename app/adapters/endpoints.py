@@ -23,7 +23,6 @@ from app.idempotency.once import Once
 from app.pages import Page, Paging
 from app.rollouts.endpoints import rollout_router
 
-
 router = APIRouter(prefix="/adapters")
 
 

@@ -21,7 +21,6 @@ from app.imports.repository import ImportRepository
 from app.imports.schemas import ImportCreate, ImportView
 from app.pages import Page, Paging
 
-
 router = APIRouter(prefix="/adapters/{adapter}/imports")
 
 
