@@ -51,7 +51,8 @@ class Parity:
     def train(self, name: str, **options: Any) -> None:
         """Let PEFT make an adapter. `options`: `make_adapter`'s."""
         seed = len(self.folders) + 1
-        folder = make_adapter(self.trained, self._folder / name, seed=seed, **options)
+        model = self.oracle.fresh()
+        folder = make_adapter(self.trained, self._folder / name, seed=seed, model=model, **options)
         self.add(name, folder)
 
     def add(self, name: str, folder: Path, served: Path | None = None) -> None:

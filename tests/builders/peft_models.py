@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import warnings
 from collections.abc import Iterator
@@ -187,12 +188,17 @@ def make_adapter(
     seed: int,
     file_dtype: torch.dtype = torch.float32,
     spread: float = 0.1,
+    model: Any = None,
     **config: Any,
 ) -> Path:
     """Let PEFT save an adapter over the model in `base`: everything that it trains is random, A and
-    B of `spread`, the rest near where it began."""
+    B of `spread`, the rest near where it began.
+
+    model: that of `base`, where it is read already; it is changed.
+    """
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    if model is None:
+        model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     with _without_advice():
         wrapped = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", **config))
     with torch.no_grad():
@@ -222,23 +228,27 @@ def _without_advice() -> Iterator[None]:
 
 
 class Oracle:
-    """transformers and PEFT in float32 over one base: what is true."""
+    """transformers and PEFT in float32 over one base, which is read once: what is true."""
 
     def __init__(self, base: Path) -> None:
-        self._base = base
-        self._models: dict[Path | None, Any] = {}
+        self._base = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32).eval()
+        self._models: dict[Path, Any] = {}
+
+    def fresh(self) -> Any:
+        """A model of the base, for the caller to change."""
+        return copy.deepcopy(self._base)
 
     def model(self, adapter: Path | None) -> Any:
+        if adapter is None:
+            return self._base
         if adapter not in self._models:
-            model = AutoModelForCausalLM.from_pretrained(self._base, dtype=torch.float32)
-            if adapter is not None:
-                with _without_advice():
-                    model = peft.PeftModel.from_pretrained(model, adapter)
+            with _without_advice():
+                model = peft.PeftModel.from_pretrained(self.fresh(), adapter)
             self._models[adapter] = model.eval()
         return self._models[adapter]
 
     def forget(self) -> None:
-        """Free the models; they are read again where they are wanted."""
+        """Free the adapters' models; they are made again where they are wanted."""
         self._models.clear()
 
     @torch.inference_mode()
