@@ -114,9 +114,7 @@ async def test_numbers_that_drown_the_model_are_refused(
     config = adapter_config(
         lora_alpha=40_000, target_modules=[name.removeprefix("mlp.") for name in modules]
     )
-    version = await operator.push(
-        "acme", "bot", {CONFIG_FILE: config, WEIGHTS_FILE: save(tensors)}
-    )
+    version = await operator.push("acme", "bot", {CONFIG_FILE: config, WEIGHTS_FILE: save(tensors)})
 
     assert version["state"] == "rejected"
     assert "canary_nonfinite" in [check["rule"] for check in version["report"]["checks"]]
