@@ -212,8 +212,8 @@ def _base(target: Path) -> None:
     """A root file system with Python, in the place of a registry's image."""
     target.unlink(missing_ok=True)
     options = ("--quiet", "--variant=minbase", f"--include={BASE_PACKAGES}")
-    patient = '--aptopt=Acquire::Retries "5"'
-    _run("mmdebstrap", *options, patient, BASE_SUITE, target)
+    habits = ('--aptopt=Acquire::Retries "5"', "--dpkgopt=force-unsafe-io")  # it is but a scratch
+    _run("mmdebstrap", *options, *habits, BASE_SUITE, target, limit_s=None)
 
 
 def _promtool(target: Path) -> None:

@@ -22,7 +22,9 @@ import redis.connection
 import redis.sentinel
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
 from redis.retry import Retry
+from redis.sentinel import MasterNotFoundError
 
 SCHEMES = {"redis+sentinel": "redis", "rediss+sentinel": "rediss"}
 SENTINEL_PORT = 26379
@@ -124,6 +126,13 @@ class _Primary:
         sentinel = _Sentinel(self._addresses, sentinel_kwargs=_habits(self._url, retry))
         try:
             return _found(sentinel.discover_master(self._url.service))
+        except MasterNotFoundError:
+            first = sentinel.sentinels[0]
+            try:
+                first.ping()
+            except RedisError as error:
+                raise _unknown(self._url, error) from None
+            raise _unknown(self._url) from None
         finally:
             self._addresses = _in_order(sentinel)
             for each in sentinel.sentinels:
@@ -143,6 +152,13 @@ class _AsyncPrimary:
         sentinel = _AsyncSentinel(self._addresses, sentinel_kwargs=_habits(self._url, retry))
         try:
             return _found(await sentinel.discover_master(self._url.service))
+        except redis.asyncio.sentinel.MasterNotFoundError:
+            first = sentinel.sentinels[0]
+            try:
+                await first.ping()
+            except RedisError as error:
+                raise _unknown(self._url, error) from None
+            raise _unknown(self._url) from None
         finally:
             self._addresses = _in_order(sentinel)
             for each in sentinel.sentinels:
@@ -157,6 +173,12 @@ def _habits(url: SentinelUrl, retry: object) -> dict[str, Any]:
         "socket_connect_timeout": SENTINEL_TIMEOUT_S,
         **url.sentinel_options,
     }
+
+
+def _unknown(url: SentinelUrl, refusal: RedisError | None = None) -> MasterNotFoundError:
+    """In place of redis-py's own, which says how each was asked, and not what was the matter."""
+    why = "they name none" if refusal is None else f"{type(refusal).__name__}: {refusal}"
+    return MasterNotFoundError(f"no primary of {url.service!r} from Sentinel: {why}")
 
 
 def _found(address: Any) -> tuple[str, int]:

@@ -1,4 +1,4 @@
-"""What the chart's checks share. Their last line is `chart checks: passed / all`."""
+"""What the chart's checks share. Their last line is `checks passed / all: N / M`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.chart.certificates import HOST, Authority, Certificate, new_authority
 from tests.chart.rendering import TOOLS
 from tests.faults.campaign import VERDICT
+
+OUTCOMES = ("passed", "failed", "error", "skipped")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -24,10 +27,8 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         return
     for line in _verdicts(reporter):
         reporter.write_line(line)
-    counts = Counter(
-        {name: len(reporter.stats.get(name, ())) for name in ("passed", "failed", "error")}
-    )
-    reporter.write_line(f"chart checks: {counts['passed']} / {counts.total()}")
+    counts = Counter({name: len(reporter.stats.get(name, ())) for name in OUTCOMES})
+    reporter.write_line(f"checks passed / all: {counts['passed']} / {counts.total()}")
 
 
 def _verdicts(reporter: pytest.TerminalReporter) -> Iterator[str]:
@@ -38,3 +39,18 @@ def _verdicts(reporter: pytest.TerminalReporter) -> Iterator[str]:
                 for name, value in report.user_properties:
                     if name == VERDICT:
                         yield json.loads(str(value))["summary"]
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return new_authority(tmp_path_factory.mktemp("tls") / "ours")
+
+
+@pytest.fixture(scope="module")
+def stranger(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return new_authority(tmp_path_factory.mktemp("tls") / "theirs")
+
+
+@pytest.fixture(scope="module")
+def certificate(authority: Authority) -> Certificate:
+    return authority.certify(HOST)

@@ -1,4 +1,6 @@
-"""Other people's servers as child processes: nginx, HAProxy, PgBouncer, Redis with TLS, Sentinel.
+"""Other people's servers as child processes: nginx, HAProxy, PgBouncer.
+
+Those of Redis: `tests.chart.redis_servers`.
 
 Knows nothing of Tenfold. Invariants: they are Debian's, from the folder of the tools; what was
 started has ended when its block does.
@@ -11,12 +13,10 @@ import os
 import socket
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
-
-import redis
 
 from app.launcher.ports import LOOPBACK, free_port
 from tests.builders.waiting import wait_until
@@ -24,10 +24,6 @@ from tests.chart.rendering import TOOLS
 
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 10.0
-PASSWORD = "of-the-managed-redis"
-SERVICE = "tenfold"
-NUM_SENTINELS = 3
-DOWN_AFTER_MS = 1000
 
 
 @contextmanager
@@ -71,6 +67,11 @@ def accepts(port: int) -> bool:
         return False
 
 
+def listening(port: int) -> Callable[[], bool]:
+    """A question: whether somebody listens there by now."""
+    return lambda: accepts(port)
+
+
 NGINX = """
 daemon off;
 user root;
@@ -109,7 +110,7 @@ def nginx(upstream_url: str, directives: Mapping[str, str], folder: Path) -> Ite
         )
     )
     arguments = ("-p", folder, "-c", config, "-e", "stderr")
-    with running("nginx", *arguments, folder=folder, is_ready=_listening(port)):
+    with running("nginx", *arguments, folder=folder, is_ready=listening(port)):
         yield f"http://{LOOPBACK}:{port}"
 
 
@@ -177,7 +178,7 @@ def haproxy(upstream_urls: Sequence[str], path: str, folder: Path) -> Iterator[L
     )
     balancer = LoadBalancer(f"http://{LOOPBACK}:{port}", stats_port)
     arguments = ("-db", "-f", config)
-    with running("haproxy", *arguments, folder=folder, is_ready=_listening(port)):
+    with running("haproxy", *arguments, folder=folder, is_ready=listening(port)):
         wait_until(lambda: balancer.num_up() == len(servers), timeout_s=START_TIMEOUT_S)
         yield balancer
 
@@ -210,109 +211,6 @@ def pgbouncer(
     config.write_text(
         PGBOUNCER.format(host=host, port=port, own_port=own_port, users=users, pool_size=pool_size)
     )
-    is_ready = _listening(own_port)
+    is_ready = listening(own_port)
     with running("pgbouncer", config, folder=folder, is_ready=is_ready, user="nobody"):
         yield own_port
-
-
-@contextmanager
-def tls_redis(folder: Path, certificate: Path, key: Path) -> Iterator[int]:
-    """The port of a Redis that speaks TLS and nothing else."""
-    port = free_port()
-    options = ["--port", "0", "--tls-port", str(port), "--tls-auth-clients", "no"]
-    options += ["--tls-cert-file", str(certificate), "--tls-key-file", str(key)]
-    options += ["--tls-ca-cert-file", str(certificate)]  # of clients, who show none
-    arguments = (*options, *_habits(folder))
-    with running("redis-server", *arguments, folder=folder, is_ready=_listening(port)):
-        yield port
-
-
-def _habits(folder: Path) -> list[str]:
-    habits = ["--bind", LOOPBACK, "--requirepass", PASSWORD, "--masterauth", PASSWORD]
-    return [*habits, "--save", "", "--maxmemory-policy", "noeviction", "--dir", str(folder)]
-
-
-@dataclass(frozen=True, slots=True)
-class Sentinels:
-    """A primary, a replica, and those who watch them."""
-
-    url: str
-    """As Tenfold takes it."""
-    sentinel_ports: Sequence[int]
-    processes: Mapping[int, subprocess.Popen[bytes]]
-    """The two servers, by port."""
-
-    def primary(self) -> int:
-        """The port of the primary, as the first Sentinel sees it."""
-        with _sentinel(self.sentinel_ports[0]) as sentinel:
-            return int(sentinel.sentinel_get_master_addr_by_name(SERVICE)[1])
-
-    def fail_over(self) -> None:
-        """In order: the primary is demoted, and lives."""
-        with _sentinel(self.sentinel_ports[0]) as sentinel:
-            sentinel.execute_command("SENTINEL", "FAILOVER", SERVICE)
-
-    def kill_primary(self) -> None:
-        primary = self.processes[self.primary()]
-        primary.kill()
-        primary.wait()
-
-
-@contextmanager
-def sentinels(folder: Path) -> Iterator[Sentinels]:
-    """A primary and its replica are in step, and every Sentinel knows of both and of each other."""
-    with ExitStack() as scope:
-        ports = [free_port(), free_port()]
-        processes = {}
-        for port in ports:
-            home = folder / f"redis-{port}"
-            home.mkdir()
-            options = ["--port", str(port), *_habits(home)]
-            if port != ports[0]:
-                options += ["--replicaof", LOOPBACK, str(ports[0])]
-            processes[port] = scope.enter_context(
-                running("redis-server", *options, folder=home, is_ready=_listening(port))
-            )
-        sentinel_ports = [free_port() for _ in range(NUM_SENTINELS)]
-        for port in sentinel_ports:
-            home = folder / f"sentinel-{port}"
-            home.mkdir()
-            config = home / "sentinel.conf"  # it writes what it learns into it
-            config.write_text(_sentinel_config(port, ports[0], home))
-            scope.enter_context(
-                running("redis-sentinel", config, folder=home, is_ready=_listening(port))
-            )
-        addresses = ",".join(f"{LOOPBACK}:{port}" for port in sentinel_ports)
-        url = f"redis+sentinel://:{PASSWORD}@{addresses}/{SERVICE}/0"
-        group = Sentinels(url, sentinel_ports, processes)
-        wait_until(lambda: all(map(_knows_all, sentinel_ports)), timeout_s=START_TIMEOUT_S)
-        yield group
-
-
-def _sentinel(port: int) -> redis.Redis:
-    return redis.Redis(port=port, decode_responses=True, protocol=2)
-
-
-def _listening(port: int) -> Callable[[], bool]:
-    return lambda: accepts(port)
-
-
-def _sentinel_config(port: int, primary_port: int, home: Path) -> str:
-    lines = [
-        f"port {port}",
-        f"bind {LOOPBACK}",
-        f"dir {home}",
-        f"sentinel monitor {SERVICE} {LOOPBACK} {primary_port} {NUM_SENTINELS // 2 + 1}",
-        f"sentinel auth-pass {SERVICE} {PASSWORD}",
-        f"sentinel down-after-milliseconds {SERVICE} {DOWN_AFTER_MS}",
-        f"sentinel failover-timeout {SERVICE} 5000",
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _knows_all(port: int) -> bool:
-    with _sentinel(port) as sentinel:
-        state = sentinel.sentinel_masters()[SERVICE]
-        replicas = sentinel.sentinel_slaves(SERVICE)
-    is_in_step = bool(replicas) and replicas[0]["master-link-status"] == "ok"
-    return state["num-other-sentinels"] == NUM_SENTINELS - 1 and is_in_step

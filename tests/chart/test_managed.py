@@ -1,4 +1,4 @@
-"""Managed services: Postgres and Redis over verified TLS, PgBouncer, Sentinel. Real servers, all.
+"""Managed services: Postgres and Redis over verified TLS, PgBouncer. Real servers, all.
 
 What Tenfold is told is what the chart tells it: `PGSSLMODE`, `PGSSLROOTCERT`, and URLs.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import random
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Iterator
@@ -32,41 +31,22 @@ from engine.transport.connection import open_async_redis, open_redis, translated
 from engine.transport.errors import QueueUnavailableError
 from tests.builders.tiny_base import MODEL_ID
 from tests.builders.usage import new_request
-from tests.builders.waiting import eventually, until, wait_until
-from tests.chart.certificates import Authority, Certificate, new_authority
-from tests.chart.servers import PASSWORD, pgbouncer, sentinels, tls_redis
+from tests.builders.waiting import wait_until
+from tests.chart.certificates import HOST, Authority, Certificate
+from tests.chart.redis_servers import PASSWORD, Tls, tls_redis
+from tests.chart.servers import pgbouncer
 from tests.chart.site import site
-from tests.faults.campaign import Campaign, Recorder, tell
-from tests.faults.clients import Clients, some_questions
-from tests.faults.history import Outcome
 from tests.fixtures.servers import TestDatabase
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("managed")]
 
-HOST = "localhost"
 NUM_AT_ONCE = 40
 NAMELESS = f"?{CACHE_SIZE}=0"
-SEED = 3
 REFUSED = "CERTIFICATE_VERIFY_FAILED"
 
 
 def at_host(url: str, host: str) -> str:
     return make_url(url).set(host=host).render_as_string(hide_password=False)
-
-
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return new_authority(tmp_path_factory.mktemp("tls") / "ours")
-
-
-@pytest.fixture(scope="module")
-def stranger(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return new_authority(tmp_path_factory.mktemp("tls") / "theirs")
-
-
-@pytest.fixture(scope="module")
-def certificate(authority: Authority) -> Certificate:
-    return authority.certify(HOST)
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +100,7 @@ def test_everything_works_over_verified_tls(
     tmp_path: Path,
 ) -> None:
     migrate(at_host(tls_postgres.admin_url, HOST))
-    with tls_redis(tmp_path, certificate.path, certificate.key) as port:
+    with tls_redis(tmp_path, Tls(HOST, certificate, authority)) as port:
         own = settings.model_copy(
             update={
                 "database_url": at_host(tls_postgres.app_url(), HOST),
@@ -166,7 +146,7 @@ async def test_control_redis_of_a_stranger_is_refused(
 ) -> None:
     host = LOOPBACK if wrong == "host" else HOST
     trusted = stranger if wrong == "authority" else authority
-    with tls_redis(tmp_path, certificate.path, certificate.key) as port:
+    with tls_redis(tmp_path, Tls(HOST, certificate, authority)) as port:
         async with open_async_redis(redis_url(HOST, port, authority), max_connections=1) as good:
             assert await good.ping()
         url = redis_url(host, port, trusted)
@@ -267,60 +247,3 @@ async def on_another_connection(url: str) -> AsyncIterator[object]:
     finally:
         first.terminate()
         second.terminate()
-
-
-async def test_a_failover_of_redis_loses_no_request(
-    database: TestDatabase, settings: Settings, tmp_path: Path, record_property: Recorder
-) -> None:
-    """The primary is killed while eight clients stream; its replica takes over."""
-    (tmp_path / "redis").mkdir()
-    with sentinels(tmp_path / "redis") as group:
-        own = settings.model_copy(update={"redis_url": group.url})
-        worker_url = database.worker_url
-        with site(own, tmp_path / "site", step_ms=40, worker_url=worker_url) as running:
-            campaign = Campaign(running, database.owner_url, random.Random(SEED), {})
-            asked = some_questions(12, (20, 50), random.Random(SEED))
-            answers = await campaign.undisturbed(asked)
-
-            async def fail_over(clients: Clients) -> None:
-                await asyncio.sleep(1)
-                before = await asyncio.to_thread(group.primary)
-                await asyncio.to_thread(group.kill_primary)
-
-                async def has_moved() -> bool:
-                    return await asyncio.to_thread(group.primary) != before
-
-                await eventually(has_moved, timeout_s=60)
-                num_before = num_ok(clients)
-                await until(lambda: num_ok(clients) > num_before + 16, timeout_s=60)
-
-            verdict = await campaign.run(asked, answers, fail_over)
-    tell(record_property, verdict, "a failover of Redis by Sentinel")
-
-
-def num_ok(clients: Clients) -> int:
-    return sum(call.outcome is Outcome.OK for call in clients.calls)
-
-
-async def test_a_primary_that_is_demoted_is_left(tmp_path: Path) -> None:
-    """It lives on as a replica; who had connected to it writes to its successor."""
-    with sentinels(tmp_path) as group:
-        before = group.primary()
-        async with open_async_redis(group.url, max_connections=2) as client:
-            with open_redis(group.url, max_connections=2) as blocking:
-                await client.set("a", 1)
-                blocking.set("b", 1)
-                group.fail_over()
-                await until(lambda: group.primary() != before, timeout_s=60)
-
-                async def is_at_the_new_one() -> bool:
-                    try:
-                        with translated_errors():
-                            await client.set("a", 2)
-                            blocking.set("b", 2)
-                            found = [await client.config_get("port"), blocking.config_get("port")]
-                    except QueueUnavailableError:
-                        return False
-                    return all(int(each["port"]) != before for each in found)
-
-                await eventually(is_at_the_new_one, timeout_s=60)
