@@ -24,6 +24,7 @@ TORCH_FREE_FOR_APP = {
     "lora.findings",
     "lora.limits",
     "lora.manifest",
+    "lora.patterns",
     "lora.store",
     "lora.store_open",
     "lora.store_parts",
