@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 
 import structlog
 from prometheus_client import CollectorRegistry
@@ -29,6 +29,7 @@ from app.files.vault import FileVault, open_vault
 from app.metrics.answers import AnswerMetrics
 from app.metrics.batches import BatchMetrics
 from app.plans.limits import Kind
+from app.repeating import rest
 from app.settings import WorkerSettings
 
 log = structlog.get_logger()
@@ -81,8 +82,7 @@ class BatchJobs:
                             rewrap_at = time.monotonic() + REWRAP_INTERVAL_S
                     except UnavailableError as error:
                         log.warning("batches_postponed", error=str(error))
-                    with suppress(TimeoutError):
-                        await asyncio.wait_for(stopping.wait(), POLL_INTERVAL_S)
+                    await rest(stopping, POLL_INTERVAL_S)
                 if self._turns:
                     await asyncio.wait(self._turns)
             finally:
