@@ -84,7 +84,6 @@ REQUESTS: dict[str, Any] = {
     },
     "POST /adapters/{adapter}/versions/{version}/deprecate": {"date": "2099-01-31"},
     "POST /adapters/{adapter}/versions/{version}/probe": {"prompt": "Dear customer,"},
-    "POST /adapters/{adapter}/versions/{version}/probe": {"prompt": "Can I send the shoes back?"},
     "POST /plans": {"name": "gold", "limits": {"tokens_per_minute": 100_000}, "weight": 2},
     "PUT /plans/{plan}": {"limits": {"tokens_per_minute": 200_000}, "weight": 2},
     "PUT /tenants/{tenant}/plan": {"plan": "gold"},
