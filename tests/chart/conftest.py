@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.chart.certificates import HOST, Authority, Certificate, new_authority
+from tests.chart.patience import TEST_S
 from tests.chart.rendering import TOOLS
 from tests.faults.campaign import VERDICT
 
@@ -18,6 +19,12 @@ OUTCOMES = ("passed", "failed", "error", "skipped")
 def pytest_configure(config: pytest.Config) -> None:
     if not (TOOLS / "bin" / "helm3").is_file():
         raise pytest.UsageError(f"{TOOLS} has no tools: run make chart")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "chart" in item.path.parts and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(TEST_S))
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

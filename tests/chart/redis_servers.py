@@ -17,7 +17,8 @@ import redis
 from app.launcher.ports import LOOPBACK, free_port
 from tests.builders.waiting import wait_until
 from tests.chart.certificates import Authority, Certificate
-from tests.chart.servers import START_TIMEOUT_S, listening, running
+from tests.chart.patience import START_S
+from tests.chart.servers import listening, running
 
 PASSWORD = "of-the-managed-redis"
 SENTINEL_PASSWORD = "of-those-who-watch"
@@ -125,7 +126,7 @@ def sentinels(folder: Path, tls: Tls | None = None) -> Iterator[Sentinels]:
             )
         wait_until(
             lambda: all(_knows_all(port, tls) for port in sentinel_ports),
-            timeout_s=START_TIMEOUT_S,
+            timeout_s=START_S,
         )
         yield Sentinels(sentinel_ports, processes, tls)
 

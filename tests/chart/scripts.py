@@ -21,7 +21,7 @@ def script(
     store: Path,
     files: Path | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """`deploy/NAME FOLDER`. url: of the registry's owner. files: the file store, if there is one."""
+    """`deploy/NAME FOLDER`. url: of the registry's owner. files: the file store, if any."""
     variables = {
         "PATH": f"{server.home.bin_dir}:{os.environ['PATH']}",
         "TENFOLD_OWNER_DATABASE_URL": url,

@@ -20,10 +20,8 @@ from urllib.parse import urlsplit
 
 from app.launcher.ports import LOOPBACK, free_port
 from tests.builders.waiting import wait_until
+from tests.chart.patience import START_S, STOP_S
 from tests.chart.rendering import TOOLS
-
-START_TIMEOUT_S = 30.0
-STOP_TIMEOUT_S = 10.0
 
 
 @contextmanager
@@ -46,13 +44,13 @@ def running(
             user=user if os.geteuid() == 0 else None,
         )
     try:
-        wait_until(lambda: process.poll() is not None or is_ready(), timeout_s=START_TIMEOUT_S)
+        wait_until(lambda: process.poll() is not None or is_ready(), timeout_s=START_S)
         assert process.poll() is None, log.read_text()
         yield process
     finally:
         process.terminate()
         try:
-            process.wait(STOP_TIMEOUT_S)
+            process.wait(STOP_S)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
@@ -179,7 +177,7 @@ def haproxy(upstream_urls: Sequence[str], path: str, folder: Path) -> Iterator[L
     balancer = LoadBalancer(f"http://{LOOPBACK}:{port}", stats_port)
     arguments = ("-db", "-f", config)
     with running("haproxy", *arguments, folder=folder, is_ready=listening(port)):
-        wait_until(lambda: balancer.num_up() == len(servers), timeout_s=START_TIMEOUT_S)
+        wait_until(lambda: balancer.num_up() == len(servers), timeout_s=START_S)
         yield balancer
 
 

@@ -9,10 +9,12 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -23,11 +25,12 @@ from app.smoke.check import SmokeCheck
 from lora.base_spec import BaseSpec
 from tests.builders.operator import ADMIN_KEY, OPERATOR
 from tests.builders.waiting import wait_until
+from tests.chart.patience import START_S, STOP_S
 from tests.chart.rendering import CHECKOUT
-from tests.fixtures.processes import START_TIMEOUT_S, STOP_TIMEOUT_S, running
+from tests.fixtures.processes import running
 
 PATIENCE = {"TENFOLD_DEPENDENCY_TIMEOUT_S": "5", "TENFOLD_MAX_LOOP_LAG_S": "30"}
-SMOKE_TIMEOUT_S = 90.0
+DAY_S = 86400
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +48,26 @@ class Site:
         """What `helm test` does; what it said. Raises SmokeError."""
         said: list[str] = []
         files = smallest_adapter(BaseSpec.from_folder(self.model))
-        options = {"timeout_s": SMOKE_TIMEOUT_S, "say": said.append}
+        options = {"timeout_s": START_S, "say": said.append}
         SmokeCheck(self.url, self.admin_url, ADMIN_KEY, files, **options).run()
         return said
 
     def admin(self) -> httpx.Client:
-        return httpx.Client(base_url=f"{self.admin_url}/admin/v1", headers=OPERATOR, timeout=30)
+        url = f"{self.admin_url}/admin/v1"
+        return httpx.Client(base_url=url, headers=OPERATOR, timeout=START_S)
+
+    def reconciled(self) -> dict[str, Any]:
+        """Acceptances, ledger and roll-ups of today, when nothing is under way any more."""
+        query = {"start_time": int(time.time()) - DAY_S}
+        found: dict[str, Any] = {}
+
+        def is_settled() -> bool:
+            found.update(client.get("/reconcile", params=query).raise_for_status().json())
+            return found["pending"]["open_requests"] == 0 and bool(found["is_balanced"])
+
+        with self.admin() as client:
+            wait_until(is_settled, timeout_s=START_S)
+        return found
 
     def new_key(self, tenant: str = "acme") -> Mapping[str, str]:
         """A new tenant's, as the headers of its calls."""
@@ -68,11 +85,12 @@ def site(
     *,
     step_ms: int | None = 5,
     worker_url: str | None = None,
+    of_engine: Mapping[str, str] | None = None,
 ) -> Iterator[Site]:
     """All of it is ready when the block begins. `variables`: of every process, besides settings.
 
     step_ms: of a step of the stub engine; None: the engine is somebody else's. worker_url: of the
-    registry in the workers' role.
+    registry in the workers' role. of_engine: variables of the stub engine alone.
     """
     folder.mkdir(exist_ok=True)
     ports = [free_port(), free_port()]
@@ -82,11 +100,13 @@ def site(
     url, admin_url = (f"http://{LOOPBACK}:{port}" for port in ports)
     log, worker_log = folder / "api.log", folder / "worker.log"
     with (
-        nullcontext() if step_ms is None else _engine(settings, folder, told, step_ms),
+        nullcontext()
+        if step_ms is None
+        else _engine(settings, folder, told | dict(of_engine or {}), step_ms),
         running("app.worker", settings, worker_log, told | of_worker),
         running("app.serve", settings, log, told | own) as api,
     ):
-        wait_until(lambda: api.poll() is not None or is_ready(url), timeout_s=START_TIMEOUT_S)
+        wait_until(lambda: api.poll() is not None or is_ready(url), timeout_s=START_S)
         assert api.poll() is None, log.read_text()
         yield Site(url, admin_url, settings.model, log)
 
@@ -116,7 +136,7 @@ def _engine(
     try:
         yield
         process.send_signal(signal.SIGTERM)
-        assert process.wait(STOP_TIMEOUT_S) == 0, log.read_text()
+        assert process.wait(STOP_S) == 0, log.read_text()
     finally:
         process.kill()
         process.wait()

@@ -1,4 +1,4 @@
-"""What a back-up is made of: an archive for each store, also of stores that are in use meanwhile."""
+"""What a back-up is made of: an archive for each store, also of stores that are in use."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from app.launcher.postgres import PostgresServer
 from tests.chart.scripts import script
 from tests.fixtures.servers import TestDatabase
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.xdist_group("restore")]
+pytestmark = pytest.mark.xdist_group("restore")
 
 ADAPTER, FILE = "ten_a/digest/adapter_model.safetensors", "ten_a/fil_a"
 LARGE_BYTES = 1 << 26
@@ -29,7 +29,7 @@ def write(path: Path, data: bytes = b"x") -> None:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
-    """Adapters, as the chart and the compose file lay them: tenants' files are in a folder there."""
+    """Adapters as the chart and compose lay them, with tenants' files in a folder there."""
     root = tmp_path / "store"
     write(root / ADAPTER)
     write(root / ".staging" / "half" / "adapter_model.safetensors")

@@ -17,6 +17,7 @@ from tests.builders.queue_secret import QUEUE_SECRET
 from tests.builders.stub_engine import StubEngine
 from tests.builders.waiting import wait_until
 from tests.chart.containers import IMAGE, build_api_image, local_pod, playing, podman, secrets
+from tests.chart.patience import START_S
 from tests.chart.rendering import CHECKOUT, named, render
 
 PATIENCE = {"TENFOLD_DEPENDENCY_TIMEOUT_S": "5", "TENFOLD_MAX_LOOP_LAG_S": "30"}
@@ -47,7 +48,6 @@ def test_image_has_the_command_and_no_torch() -> None:
     assert '"CycloneDX"' in bom and '"fastapi"' in bom
 
 
-@pytest.mark.timeout(400)
 def test_rendered_pods_run_and_pass_the_smoke_test(settings: Settings, tmp_path: Path) -> None:
     objects = render("single-gpu")
     port, admin_port, health_port = free_port(), free_port(), free_port()
@@ -82,8 +82,8 @@ def test_rendered_pods_run_and_pass_the_smoke_test(settings: Settings, tmp_path:
         secrets(given, tmp_path),
         playing([api, worker], tmp_path / "pods.yaml"),
     ):
-        wait_until(lambda: is_ready(f"http://{LOOPBACK}:{health_port}"), timeout_s=60)
-        wait_until(lambda: is_ready(url), timeout_s=60)
+        wait_until(lambda: is_ready(f"http://{LOOPBACK}:{health_port}"), timeout_s=START_S)
+        wait_until(lambda: is_ready(url), timeout_s=START_S)
         variables = {"TENFOLD_ADMIN_KEY": ADMIN_KEY, "TENFOLD_MODEL": "/models"}
         options = [
             part for name, value in variables.items() for part in ("--env", f"{name}={value}")

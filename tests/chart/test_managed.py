@@ -38,7 +38,7 @@ from tests.chart.servers import pgbouncer
 from tests.chart.site import site
 from tests.fixtures.servers import TestDatabase
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("managed")]
+pytestmark = pytest.mark.xdist_group("managed")
 
 NUM_AT_ONCE = 40
 NAMELESS = f"?{CACHE_SIZE}=0"

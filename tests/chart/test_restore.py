@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -28,9 +26,8 @@ from tests.chart.site import Site, site
 from tests.faults.real_base import write_real_base
 from tests.fixtures.servers import TestDatabase
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("restore")]
+pytestmark = pytest.mark.xdist_group("restore")
 
-DAY_S = 86400
 BODY = {"model": "bot", "prompt": "abcdefgh", "max_tokens": 12, "temperature": 0}
 CONTENT = b'{"messages": [{"role": "user", "content": "hello"}]}\n'
 
@@ -97,20 +94,6 @@ def push_adapter(running: Site, base: BaseSpec) -> None:
         client.put(f"{adapters}/bot/aliases/prod", json=body).raise_for_status()
 
 
-def reconciled(running: Site) -> dict[str, Any]:
-    """When nothing is under way any more."""
-    query = {"start_time": int(time.time()) - DAY_S}
-    found: dict[str, Any] = {}
-
-    def is_settled() -> bool:
-        found.update(client.get("/reconcile", params=query).raise_for_status().json())
-        return found["pending"]["open_requests"] == 0 and bool(found["is_balanced"])
-
-    with running.admin() as client:
-        wait_until(is_settled, timeout_s=30)
-    return found
-
-
 @pytest.fixture
 def original(
     settings: Settings, database: TestDatabase, postgres: PostgresServer, tmp_path: Path
@@ -131,7 +114,7 @@ def original(
         file = push_file(running, headers)
         answer = ask(running, headers)
         assert answer.status_code == 200, answer.text
-        ledger = reconciled(running)["totals"]["ledger"]
+        ledger = running.reconciled()["totals"]["ledger"]
         with running.admin() as client:
             chains = client.get("/audit").raise_for_status().json()["data"]
         backed_up = script(
@@ -176,7 +159,7 @@ def test_a_backup_is_whole_on_servers_that_never_saw_it(original: Original, tmp_
                 worker_url=server.worker_url(),
             ) as running,
         ):
-            assert reconciled(running)["totals"]["ledger"] == original.ledger
+            assert running.reconciled()["totals"]["ledger"] == original.ledger
             assert command(running, "usage", "reconcile")[0] == 0
             store.rename(folder / "away")  # a registry without its store is half a back-up
             store.mkdir()

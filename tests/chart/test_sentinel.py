@@ -24,7 +24,7 @@ from tests.faults.clients import Clients, some_questions
 from tests.faults.history import Outcome
 from tests.fixtures.servers import TestDatabase
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("sentinel")]
+pytestmark = pytest.mark.xdist_group("sentinel")
 
 SEED = 3
 REFUSED = "CERTIFICATE_VERIFY_FAILED"

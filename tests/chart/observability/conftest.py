@@ -25,7 +25,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "observability" in item.path.parts:
             item.add_marker(GROUP)
-            item.add_marker(pytest.mark.timeout(600))
 
 
 @pytest.fixture(scope="session")

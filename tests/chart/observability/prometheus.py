@@ -16,9 +16,9 @@ import yaml
 
 from app.launcher.ports import LOOPBACK, free_port
 from tests.builders.waiting import wait_until
+from tests.chart.patience import START_S
 from tests.chart.rendering import TOOLS
 
-START_TIMEOUT_S = 60.0
 SCRAPE_INTERVAL_S = 1
 
 
@@ -45,7 +45,7 @@ class Prometheus:
                 stdout=log,
                 stderr=log,
             )
-        wait_until(self._is_ready, timeout_s=START_TIMEOUT_S)
+        wait_until(self._is_ready, timeout_s=START_S)
         return self
 
     def __exit__(
