@@ -7,7 +7,7 @@ import re
 import secrets
 import subprocess
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from io import BytesIO, StringIO
@@ -26,17 +26,20 @@ from app.migrate import alembic_config, migrate
 from app.schema_repository import needed_revision
 from app.settings import Settings
 from app.smoke.check import SmokeError
+from tests.builders.tiny_base import MODEL_ID
 from tests.builders.waiting import wait_until
 from tests.chart.rendering import CHECKOUT
 from tests.chart.site import Site, is_ready, site
 from tests.fixtures.processes import running
 from tests.fixtures.servers import TestDatabase
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("upgrade")]
+pytestmark = pytest.mark.xdist_group("upgrade")
 
 READINESS = "/readyz?engines=optional"
 BEFORE = "0005"  # the last revision that was changed by hand after others had it
 FIRST_SINCE = "migrations/versions/0006_lifecycle.py"
+NUM_AT_ONCE = 8
+MAX_TOKENS = 12
 
 
 def one_before() -> str:
@@ -203,3 +206,41 @@ def test_control_old_code_fails_on_a_schema_that_lost_something(
         postgres.run_sql("ALTER TABLE api_keys RENAME COLUMN last4 TO last_four", name)
         with pytest.raises(SmokeError, match="key"):
             before.smoke()
+
+
+@pytest.mark.parametrize("older", ["engine", "api"])
+def test_two_versions_of_the_code_talk_over_one_queue(
+    older: str, settings: Settings, code_before: Path, tmp_path: Path
+) -> None:
+    """An engine of before serves API processes of now, and the other way round: whole answers,
+    clients that leave, and a ledger that adds up."""
+    of_before = {"PYTHONSAFEPATH": "1", "PYTHONPATH": str(code_before)}
+    of_now = {"PYTHONSAFEPATH": "1", "PYTHONPATH": str(CHECKOUT)}
+    of_site, of_engine = (of_now, of_before) if older == "engine" else (of_before, of_now)
+    with (
+        site(settings, tmp_path / "site", of_site, of_engine=of_engine) as running,
+        ThreadPoolExecutor(NUM_AT_ONCE) as pool,
+    ):
+        headers = running.new_key()
+        answers = list(pool.map(lambda _: ask(running, headers), range(3 * NUM_AT_ONCE)))
+        leave_early(running, headers)
+        answers.append(ask(running, headers))
+        assert {answer.status_code for answer in answers} == {200}, answers[-1].text
+        counts = {answer.json()["usage"]["completion_tokens"] for answer in answers}
+        ledger = running.reconciled()["totals"]["ledger"]
+    assert counts == {MAX_TOKENS}
+    assert ledger["output_tokens"] >= len(answers) * MAX_TOKENS
+
+
+def ask(running: Site, headers: Mapping[str, str]) -> httpx.Response:
+    body = {"model": MODEL_ID, "prompt": "abcdefgh", "max_tokens": MAX_TOKENS}
+    return httpx.post(f"{running.url}/v1/completions", json=body, headers=headers, timeout=60)
+
+
+def leave_early(running: Site, headers: Mapping[str, str]) -> None:
+    """At the first token of many."""
+    body = {"model": MODEL_ID, "prompt": "abcdefgh", "max_tokens": 200, "stream": True}
+    url = f"{running.url}/v1/completions"
+    with httpx.stream("POST", url, json=body, headers=headers, timeout=60) as response:
+        assert response.status_code == 200
+        next(response.iter_bytes())
