@@ -13,6 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 LAYERS = ("kernels", "lora", "engine", "app")
 TORCH_FREE_FOR_APP = {
+    "engine.collector",
     "engine.event_log",
     "engine.exposition",
     "engine.messages",
