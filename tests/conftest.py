@@ -1,6 +1,7 @@
 """Fixtures for every test: see `tests/fixtures/`. Real servers, started once per run."""
 
 pytest_plugins = [
+    "tests.fixtures.canaries",
     "tests.fixtures.logs",
     "tests.fixtures.servers",
     "tests.fixtures.registry",

@@ -15,9 +15,11 @@ from pathlib import Path
 
 import structlog
 
+from app.launcher.ports import LOOPBACK
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.loop import EngineLoop
+from engine.meters import EngineMeters, LoopObserver, Observers
 from engine.signals import call_on_signals
 from engine.transport.server import EngineTransport
 from lora.base_spec import BaseSpec
@@ -27,6 +29,8 @@ from tests.stub_engine.loader import DelayedLoader
 from tests.stub_engine.runner import HashRunner, StepCosts
 
 log = structlog.get_logger("stub_engine")
+
+OTLP_ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 
 
 def build(options: Namespace) -> EngineLoop:
@@ -52,8 +56,46 @@ def build(options: Namespace) -> EngineLoop:
     core = EngineCore(config, base, runner, loader, options.engine_id, clock=clock)
     secret = os.environ["TENFOLD_QUEUE_SECRET"]
     transport = EngineTransport(options.redis_url, options.engine_id, secret=secret)
-    loop = EngineLoop(core, transport, config)
+    meters = EngineMeters()
+    observers = Observers(meters, *_tracers(options, base))
+    loop = EngineLoop(core, transport, config, observers=observers)
+    if options.health_port is not None:
+        _show(core, loop, config, meters, base.model_id, options.health_port)
     return loop
+
+
+# What the next two import would be a third of the time to boot, for the many that need neither.
+
+
+def _tracers(options: Namespace, base: BaseSpec) -> list[LoopObserver]:
+    """One, where traces are wanted."""
+    endpoint = os.environ.get(OTLP_ENDPOINT)
+    if endpoint is None:
+        return []
+    from engine.request_tracer import RequestTracer
+    from engine.tracing import open_tracing
+
+    tracer = open_tracing("engine", endpoint).tracer
+    return [RequestTracer(tracer, options.engine_id, base.model_id)]
+
+
+def _show(
+    core: EngineCore,
+    loop: EngineLoop,
+    config: EngineConfig,
+    meters: EngineMeters,
+    model: str,
+    port: int,
+) -> None:
+    """Probes and metrics, as long as the process lives."""
+    from engine.health import EngineHealth, HealthServer
+    from engine.metrics import EngineMetrics
+
+    health = EngineHealth()
+    metrics = EngineMetrics(health, meters)
+    HealthServer(LOOPBACK, port, health, metrics.pages)
+    metrics.watch(core, loop, config, model)
+    health.watch(loop)
 
 
 def parse(arguments: Sequence[str] | None = None) -> Namespace:
@@ -73,6 +115,7 @@ def parse(arguments: Sequence[str] | None = None) -> Namespace:
     parser.add_argument("--max-num-seqs", type=int, default=32)
     parser.add_argument("--max-num-batched-tokens", type=int, default=128)
     parser.add_argument("--drain-s", type=float, default=8.0, help="for what runs, at a signal")
+    parser.add_argument("--health-port", type=int, help="probes and metrics; default: nowhere")
     return parser.parse_args(arguments)
 
 

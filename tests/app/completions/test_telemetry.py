@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 
 import httpx
@@ -13,20 +13,25 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from app.api import create_app
 from app.context import AppContext
+from tests.builders.canaries import PROMPT
 from tests.builders.operator import Operator, Tenant
 from tests.builders.stub_engine import StubEngine
+from tests.fixtures.canaries import heard
 
 BODY = {
     "model": "support-bot",
-    "messages": [{"role": "user", "content": "the canary sings"}],
+    "messages": [{"role": "user", "content": PROMPT}],
     "n": 2,
 }
 TRACE, CALLER = "ab" * 16, "cd" * 8
 
 
 @pytest.fixture
-def exporter() -> InMemorySpanExporter:
-    return InMemorySpanExporter()
+def exporter() -> Iterator[InMemorySpanExporter]:
+    made = InMemorySpanExporter()
+    yield made
+    for span in made.get_finished_spans():
+        heard("a span", span.to_json())
 
 
 @pytest.fixture

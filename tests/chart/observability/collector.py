@@ -1,7 +1,7 @@
 """Takes traces as an OpenTelemetry collector does (OTLP over HTTP), and keeps them.
 
-Knows nothing of Tenfold. Invariant: what is not a valid export request is answered 400 and not
-kept.
+Knows nothing of Tenfold. Invariants: what is not a valid export request is answered 400 and not
+kept; no span holds a canary, or the test fails that is running.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from google.protobuf.message import DecodeError
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from app.launcher.ports import LOOPBACK
+from tests.fixtures.canaries import heard
 
 PATH = "/v1/traces"
 
@@ -57,6 +58,7 @@ class Collector:
         self._thread.join()
 
     def _take(self, body: bytes) -> None:
+        heard("a span", body)
         request = ExportTraceServiceRequest.FromString(body)
         with self._lock:
             for resource in request.resource_spans:

@@ -19,6 +19,7 @@ from app.launcher.ports import LOOPBACK, free_port
 from app.settings import Settings
 from lora.base_spec import BaseSpec
 from tests.builders.adapter_files import adapter_files
+from tests.builders.canaries import PROMPT
 from tests.builders.operator import OPERATOR
 from tests.builders.tiny_base import MODEL_ID
 from tests.builders.waiting import wait_until
@@ -27,7 +28,6 @@ from tests.chart.observability.prometheus import Prometheus
 from tests.fixtures.processes import environment, running
 
 START_TIMEOUT_S = 120.0
-PROMPT = "the canary sings at dawn"
 MAX_TOKENS = 24
 
 
