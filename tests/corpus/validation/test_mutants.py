@@ -152,7 +152,7 @@ def _wrong(
         parity.add(str(seed), own)
         try:
             error = parity.errors([str(seed)], max_tokens=2)[str(seed)]
-        except (TypeError, KeyError, ValueError):
+        except (AttributeError, TypeError, KeyError, ValueError):
             # PEFT cannot read a field that has no bearing here: the original is the oracle.
             parity.folders[str(seed)] = _with_config(own, originals[seed % len(originals)])
             error = parity.errors([str(seed)], max_tokens=2)[str(seed)]
