@@ -28,6 +28,7 @@ from app.context import AppContext, open_context
 from app.db import Database
 from app.settings import Settings
 from tests.builders.adapter_files import adapter_files
+from tests.builders.canaries import PROMPT
 from tests.builders.operator import Operator
 from tests.builders.stub_engine import StubEngine
 
@@ -125,10 +126,10 @@ class Route:
         """What is sent with it, about what `names` names."""
         match self.method, self.path.rpartition("/")[2]:
             case "POST", "completions" if "chat" in self.path:
-                messages = [{"role": "user", "content": "Hi"}]
+                messages = [{"role": "user", "content": PROMPT}]
                 return {"model": names["model"], "messages": messages, "max_tokens": 1}
             case "POST", "completions":
-                return {"model": names["model"], "prompt": "Hi", "max_tokens": 1}
+                return {"model": names["model"], "prompt": PROMPT, "max_tokens": 1}
             case "PUT", "{alias}":
                 return {"version": names["version"]}
             case "POST", "keys" | "adapters":
