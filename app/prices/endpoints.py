@@ -14,7 +14,6 @@ from app.prices import service
 from app.prices.schemas import PriceCreate, PriceView
 from app.session import RequestSession
 
-
 router = APIRouter(prefix="/prices", dependencies=[Depends(require_operator)])
 
 
