@@ -159,14 +159,21 @@ async def test_whoever_asks_no_more_leaves_no_child(tmp_path: Path) -> None:
 
 
 async def test_more_than_a_few_children_wait_for_their_turn(tmp_path: Path) -> None:
-    write_adapter(tmp_path / "adapter", lora_tensors())
-    validator, most = Validator(max_children=2), 0
-    running = [asyncio.create_task(validator.run(task_of(tmp_path / "adapter"))) for _ in range(8)]
-    while not all(task.done() for task in running):
-        most = max(most, len(_workers()))
-        await asyncio.sleep(0.005)
-    assert all(task.result().is_accepted for task in running)
-    assert 1 <= most <= 2
+    write_adapter(tmp_path / "wait", lora_tensors())
+    validator = Validator(max_children=2, zygote=MISBEHAVING)
+    running = [asyncio.create_task(validator.run(task_of(tmp_path / "wait"))) for _ in range(4)]
+    await until(lambda: len(_workers()) == 2)
+    first = set(_workers())
+    for _ in range(20):
+        await asyncio.sleep(0.01)
+        assert set(_workers()) == first
+    for task in running[:2]:
+        task.cancel()
+    await until(lambda: len(_workers()) == 2 and first.isdisjoint(_workers()))
+    for task in running[2:]:
+        task.cancel()
+    ends = await asyncio.gather(*running, return_exceptions=True)
+    assert [type(end) for end in ends] == [asyncio.CancelledError] * 4
 
 
 async def test_a_pattern_that_would_take_for_ever_is_answered(tmp_path: Path) -> None:
