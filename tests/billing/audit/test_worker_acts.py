@@ -31,7 +31,8 @@ async def test_a_version_that_a_worker_activated_says_so(
     operator: Operator, tiny_base: BaseSpec
 ) -> None:
     version = await operator.push("acme", "bot", adapter_files(tiny_base))
-    (act,) = await acts(operator)
+    moved, act = await acts(operator)
+    assert moved["action"] == "alias.moved", "the first version takes `prod`"
     assert (act["action"], act["target"]) == ("version.activated", version["id"])
     assert (act["before"]["state"], act["after"]["state"]) == ("verifying", "active")
     assert act["request_id"].startswith("job_")
