@@ -270,6 +270,12 @@ class Stack:
             }
         return sorted(self.engines, key=lambda each: -running[each])[:num]
 
+    def num_leased(self, engine: Engine) -> int:
+        """How many requests an engine has, by the queue's own books."""
+        with self._queue() as server:
+            leases = server.hvals(keys.LEASES)
+        return sum(lease.endswith(f":{engine.engine_id}".encode()) for lease in leases)
+
     def wait_for_ledger(self) -> None:
         """Until all that was said of requests that ended is written down."""
         with self._queue() as server:

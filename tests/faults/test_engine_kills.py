@@ -11,7 +11,7 @@ import pytest
 from tests.faults.campaign import Campaign, Recorder, num_kills, tell
 from tests.faults.clients import Clients
 from tests.faults.kills import all_ended, kill_engines
-from tests.faults.stack import Stack
+from tests.faults.stack import Engine, Stack
 from tests.stub_engine.base import stub_base
 from tests.stub_engine.runner import generate
 
@@ -46,12 +46,21 @@ async def test_streams_survive_engines_that_are_killed(
     assert verdict.gap_s(1.0) < GAP_S + BUSY_MACHINE_S
 
 
-async def freeze_engines(stack: Stack, clients: Clients, num: int, rng: random.Random) -> None:
-    """They wake with requests that others run by then."""
-    for _ in range(num):
+async def freeze_a_busy_one(stack: Stack, rng: random.Random) -> Engine:
+    """Heartbeats are a little old: whoever has nothing any more goes on."""
+    while True:
         await asyncio.sleep(rng.uniform(0.05, 0.4))
         [victim] = await asyncio.to_thread(stack.busiest, 1)
         victim.process.send_signal(signal.SIGSTOP)
+        if await asyncio.to_thread(stack.num_leased, victim) > 0:
+            return victim
+        victim.process.send_signal(signal.SIGCONT)
+
+
+async def freeze_engines(stack: Stack, clients: Clients, num: int, rng: random.Random) -> None:
+    """They wake with requests that others run by then."""
+    for _ in range(num):
+        victim = await freeze_a_busy_one(stack, rng)
         in_flight = set(clients.in_flight)
         await asyncio.sleep(FROZEN_S)
         victim.process.send_signal(signal.SIGCONT)
