@@ -78,7 +78,7 @@ def run(queue: Queue, *, is_broken: bool) -> None:
         def break_down() -> Any:
             raise BrokenError
 
-        core.step = break_down  # type: ignore[method-assign]
+        core.step = break_down  # type: ignore[method-assign]  # (on purpose)
     loop.run()
 
 

@@ -12,7 +12,11 @@ from typing import Any
 import httpx
 import pytest
 
+from app.audit.trail import worker_trail
+from app.context import AppContext
 from app.db import Database
+from app.rollouts.jobs import RolloutJobs
+from app.rollouts.samples import SampleBook
 from lora.base_spec import BaseSpec
 from tests.builders.adapter_files import adapter_files
 from tests.builders.operator import Operator, Tenant
@@ -75,3 +79,17 @@ async def owner(database: TestDatabase) -> AsyncIterator[Database]:
 
 def code(response: httpx.Response) -> tuple[int, str]:
     return response.status_code, response.json()["error"]["code"]
+
+
+@pytest.fixture
+async def worker(context: AppContext) -> AsyncIterator[RolloutJobs]:
+    """Of rollouts: it works when the test says so."""
+    pepper = context.settings.key_pepper.get_secret_value()
+    jobs = RolloutJobs(
+        context.database,
+        SampleBook(context.settings.redis_url),
+        context.now,
+        lambda rollout_id: worker_trail(pepper, rollout_id, context.now()),
+    )
+    yield jobs
+    await jobs.close()

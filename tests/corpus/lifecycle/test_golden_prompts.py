@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from app.audit.trail import worker_trail
 from app.completions.trial import trials_of
 from app.context import AppContext
 from app.db import Database
@@ -22,7 +21,6 @@ from app.rollouts.golden_jobs import GoldenJobs
 from app.rollouts.golden_schemas import MAX_PROMPTS, GoldenPrompt
 from app.rollouts.golden_sealing import GoldenSealer
 from app.rollouts.jobs import RolloutJobs
-from app.rollouts.samples import SampleBook
 from engine.messages import TRIAL_TENANT, EngineError, EngineRequest, ServiceTier
 from tests.builders.clock import Clock
 from tests.builders.operator import Operator
@@ -85,19 +83,6 @@ async def golden(context: AppContext) -> AsyncIterator[GoldenJobs]:
     """A worker's, done when the test says so, at the API's own end of the queue."""
     asker = Asker(trials_of(context))
     jobs = GoldenJobs(context.database, QUEUE_SECRET, lambda: nullcontext(asker), context.now)
-    yield jobs
-    await jobs.close()
-
-
-@pytest.fixture
-async def worker(context: AppContext) -> AsyncIterator[RolloutJobs]:
-    pepper = context.settings.key_pepper.get_secret_value()
-    jobs = RolloutJobs(
-        context.database,
-        SampleBook(context.settings.redis_url),
-        context.now,
-        lambda rollout_id: worker_trail(pepper, rollout_id, context.now()),
-    )
     yield jobs
     await jobs.close()
 

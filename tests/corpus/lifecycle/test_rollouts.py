@@ -6,17 +6,15 @@ On the real registry, queue and API; the engine is a stub and the worker works w
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
-from app.audit.trail import worker_trail
 from app.context import AppContext
 from app.rollouts.gates import Sample
 from app.rollouts.jobs import RolloutJobs
-from app.rollouts.samples import SampleBook
 from engine.messages import EngineError, EngineRequest
 from tests.builders.clock import Clock
 from tests.builders.operator import Operator, Tenant
@@ -26,19 +24,6 @@ from tests.corpus.lifecycle.conftest import BOT, Ask, Version, code
 
 ROLLOUTS, PROD = f"{BOT}/rollouts", f"{BOT}/aliases/prod"
 SOAK_S = 60
-
-
-@pytest.fixture
-async def worker(context: AppContext) -> AsyncIterator[RolloutJobs]:
-    pepper = context.settings.key_pepper.get_secret_value()
-    jobs = RolloutJobs(
-        context.database,
-        SampleBook(context.settings.redis_url),
-        context.now,
-        lambda rollout_id: worker_trail(pepper, rollout_id, context.now()),
-    )
-    yield jobs
-    await jobs.close()
 
 
 async def start(operator: Operator, **fields: Any) -> dict[str, Any]:
