@@ -6,7 +6,8 @@ for it; and closing while the client still sends makes the kernel reset the conn
 answer may be lost. Knows nothing of what requests say. Invariants: `cut` ends the connection at
 once, and drops what was not sent; whoever sends waits while more than `WRITE_BUFFER_BYTES` wait
 here and `UNSENT_BYTES` in the kernel; a head takes no longer than `HEAD_TIMEOUT_S` and little more
-than `MAX_HEAD_BYTES`; a client that is answered in the midst of its body can read the answer.
+than `MAX_HEAD_BYTES`; a client that is answered in the midst of its body can read the answer, and
+where its connection is kept the rest of that body is dropped, and is no part of what follows.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ WRITE_BUFFER_BYTES = 16 << 10
 UNSENT_BYTES = 8 << 10
 """Beyond what is on its way: a client that reads is not slowed down."""
 HEAD_TIMEOUT_S = 30.0
-"""For the request line and the headers, from the connection's start or a request's first byte."""
+"""For the request line and the headers, from the connection's start or a request's first byte; and
+for what is left of a body that has been answered."""
 MAX_HEAD_BYTES = 64 << 10
 LINGER_S = 5.0
 """For so long, what still comes of a body that was not waited for is read and dropped."""
@@ -41,8 +43,10 @@ _IP = (socket.AF_INET, socket.AF_INET6)
 class HttpProtocol(HttpToolsProtocol):
     """For `uvicorn.Config(http=...)`."""
 
-    _waiting_for_head: asyncio.TimerHandle | None = None
+    _waiting: asyncio.TimerHandle | None = None
+    """For what the client must send: nothing is computed for it meanwhile."""
     _lingering: asyncio.TimerHandle | None = None
+    _is_in_head = False
     _head_bytes = 0
 
     # uvicorn says Transport where asyncio's own protocol says BaseTransport.
@@ -53,10 +57,10 @@ class HttpProtocol(HttpToolsProtocol):
         if connection is not None and connection.family in _IP:
             with suppress(OSError):  # it may have been reset by now
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
-        self._wait_for_head()
+        self._wait()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._head_is_here()
+        self._wait_no_more()
         if self._lingering is not None:
             self._lingering.cancel()
         super().connection_lost(exc)
@@ -64,23 +68,31 @@ class HttpProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._lingering is not None:
             return
-        if self._waiting_for_head is None and (self.cycle is None or self.cycle.response_complete):
-            self._wait_for_head()
         super().data_received(data)
-        if self._waiting_for_head is not None:
+        if self.transport.is_closing():
+            return
+        if self._is_in_head or self.cycle is None or self.cycle.response_complete:
+            self._wait()
+        if self._is_in_head:
             self._head_bytes += len(data)
-            if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+            if self._head_bytes > MAX_HEAD_BYTES:
                 self.transport.write(_HEAD_TOO_LARGE)
                 self.close_late()
 
     def on_message_begin(self) -> None:
+        self._is_in_head, self._head_bytes = True, 0
         super().on_message_begin()
         self.scope["extensions"] = {_EXTENSION: {"abort": self.transport.abort}}
 
     def on_headers_complete(self) -> None:
-        self._head_is_here()
+        self._is_in_head = False
+        self._wait_no_more()
         super().on_headers_complete()
         self.cycle.transport = _Answer(self, self.cycle)
+
+    def on_message_complete(self) -> None:
+        self._wait_no_more()
+        super().on_message_complete()
 
     def close_late(self) -> None:
         """Close once the client has seen that there is nothing more to come, or `LINGER_S` on."""
@@ -90,14 +102,14 @@ class HttpProtocol(HttpToolsProtocol):
         self._lingering = self.loop.call_later(LINGER_S, self.transport.close)
         self.transport.write_eof()
 
-    def _wait_for_head(self) -> None:
-        self._waiting_for_head = self.loop.call_later(HEAD_TIMEOUT_S, self.transport.close)
+    def _wait(self) -> None:
+        if self._waiting is None:
+            self._waiting = self.loop.call_later(HEAD_TIMEOUT_S, self.transport.close)
 
-    def _head_is_here(self) -> None:
-        self._head_bytes = 0
-        if self._waiting_for_head is not None:
-            self._waiting_for_head.cancel()
-            self._waiting_for_head = None
+    def _wait_no_more(self) -> None:
+        if self._waiting is not None:
+            self._waiting.cancel()
+            self._waiting = None
 
 
 class _Answer(asyncio.Transport):

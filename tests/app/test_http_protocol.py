@@ -22,9 +22,9 @@ Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 async def refuses(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answers without a look at the body, and closes where there is one."""
+    """Answers without a look at the body, and closes where there is one, but for /kept."""
     headers = [(b"content-length", b"2")]
-    if scope["method"] == "POST":
+    if scope["method"] == "POST" and scope["path"] != "/kept":
         headers.append((b"connection", b"close"))
     await send({"type": "http.response.start", "status": 408, "headers": headers})
     await send({"type": "http.response.body", "body": b"no"})
@@ -89,6 +89,31 @@ async def test_nor_is_a_second_one_on_the_same_connection(connection: Connection
     reader, writer = connection
     writer.write(GET)
     await reader.readuntil(b"\r\n\r\nno")
+    with pytest.raises(ConnectionError):
+        await write_on(writer, 500)
+
+
+async def test_the_rest_of_an_answered_body_is_no_part_of_what_follows(
+    connection: Connection,
+) -> None:
+    reader, writer = connection
+    num_bytes = 4 * MAX_HEAD_BYTES
+    writer.write(b"POST /kept HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % num_bytes)
+    assert (await reader.readuntil(b"no")).startswith(b"HTTP/1.1 408 ")
+    for _ in range(8):
+        writer.write(bytes(num_bytes // 8))
+        await writer.drain()
+        await asyncio.sleep(PAUSE_S / 4)
+    writer.write(GET)
+    assert (await reader.readuntil(b"no")).startswith(b"HTTP/1.1 408 ")
+
+
+async def test_the_rest_of_an_answered_body_is_not_waited_for_for_ever(
+    connection: Connection,
+) -> None:
+    reader, writer = connection
+    writer.write(UNFINISHED_POST.replace(b"/ ", b"/kept "))
+    await reader.readuntil(b"no")
     with pytest.raises(ConnectionError):
         await write_on(writer, 500)
 
