@@ -106,16 +106,18 @@ class JobRunner:
     async def _remove(self, session: AsyncSession, job: AdapterJob) -> bool:
         tenant_id, locator = job.tenant_id, job.subject
         await lock_bytes(session, locator)
-        if await is_removed_later(session, job):
-            return True
-        if await is_needed(session, tenant_id, locator):
-            await finish_deletion(session, tenant_id, locator)
-            return True
+        is_shared = await is_needed(session, tenant_id, locator)
         is_patient = job.attempts + 1 < MAX_SILENT_TRIES
         if job.retain_until is not None and job.retain_until > self.now():
-            await end_what_runs(self.engines, tenant_id, locator, is_patient=is_patient)
+            if not is_shared:
+                await end_what_runs(self.engines, tenant_id, locator, is_patient=is_patient)
             await retain_job(session, job)
             return False
+        if await is_removed_later(session, job):
+            return True
+        if is_shared:
+            await finish_deletion(session, tenant_id, locator)
+            return True
         await erase(
             session,
             self.store,

@@ -73,6 +73,21 @@ async def test_after_its_time_it_is_erased_and_nothing_to_be_had_back(
     assert code(refused) == (409, "version_state_conflict")
 
 
+async def test_a_version_that_is_deleted_once_more_is_retained_as_long_again(
+    operator: Operator, versions: list[Version], clock: Clock, settings: Settings
+) -> None:
+    await operator.done("DELETE", V2)
+    await pass_time(operator, clock, REMOVAL_DELAY_S)
+    await operator.done("POST", f"{V2}/restore")
+    await pass_time(operator, clock, WEEK_S / 2)
+    await operator.done("DELETE", V2)
+    await pass_time(operator, clock, REMOVAL_DELAY_S)
+    await pass_time(operator, clock, 0.6 * WEEK_S)
+    assert await state_of(operator, V2) == "deleting" and len(stored(settings)) == 3
+    await pass_time(operator, clock, WEEK_S)
+    assert await state_of(operator, V2) == "deleted" and len(stored(settings)) == 2
+
+
 @pytest.mark.parametrize("is_asked_later", [False, True])
 async def test_erase_keeps_nothing_also_where_it_is_asked_for_later(
     operator: Operator, versions: list[Version], settings: Settings, is_asked_later: bool
