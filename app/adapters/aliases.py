@@ -50,13 +50,12 @@ async def put_alias(
 ) -> Pointing:
     """Point an alias at what `body` says, atomically for every later request.
 
-    Raises UnprocessableError (`name_invalid`, `weights_invalid`) or ConflictError
+    Raises NotFoundError, UnprocessableError (`name_invalid`, `weights_invalid`) or ConflictError
     (`version_not_active`, `rollout_in_progress`, or as `check_etag`).
     """
-    adapter, targets = await _check_put(
+    adapter, targets, shadow = await _check_put(
         session, tenant_id, adapter_reference, alias, body, trail, if_match
     )
-    shadow = await _find_shadow(session, adapter, body)
     return await move_alias(session, adapter, alias, targets, body.sticky_by, trail, shadow=shadow)
 
 
@@ -73,7 +72,7 @@ async def list_newcomers(
 
     Nothing is moved. Raises as `put_alias`.
     """
-    _, targets = await _check_put(
+    _, targets, _ = await _check_put(
         session, tenant_id, adapter_reference, alias, body, trail, if_match
     )
     aliases = AliasRepository(session, tenant_id)
@@ -194,8 +193,8 @@ async def _check_put(
     body: AliasPut,
     trail: AuditTrail,
     if_match: str | None,
-) -> tuple[Adapter, list[Target]]:
-    """The adapter, locked, and the targets. Raises as `put_alias`."""
+) -> tuple[Adapter, list[Target], Shadow | None]:
+    """The adapter, locked, the targets and the shadow. Raises as `put_alias`."""
     if not is_alias(alias):
         raise UnprocessableError(
             f"'{shorten(alias)}' cannot be an alias: it follows the rules of adapters' names, and "
@@ -212,7 +211,7 @@ async def _check_put(
     before = await AliasRepository(session, tenant_id).get(adapter.id, alias)
     _check_match(before, if_match)
     await refuse_rollout(session, adapter, alias)
-    return adapter, targets
+    return adapter, targets, await _find_shadow(session, adapter, body)
 
 
 async def _find_shadow(session: AsyncSession, adapter: Adapter, body: AliasPut) -> Shadow | None:
