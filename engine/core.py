@@ -230,7 +230,7 @@ class EngineCore:
         standing = self.residency.find(adapter)
         is_settled = standing is None or standing.state in (State.READY, State.KEPT)
         if is_settled and self._loader.figures_of(adapter) is None:
-            self.residency.drop(adapter)
+            self.residency.unload(adapter)
 
     def abort(self, request_id: str, epoch: int) -> bool:
         """Forget a request whose client is gone. False where it is unknown or of another epoch."""

@@ -214,10 +214,15 @@ class Residency:
             entry.priority = self._priority(entry)
 
     def drop(self, ref: AdapterRef) -> bool:
-        """Keep nothing of an adapter, on the host neither. False while it is held or being read."""
+        """Keep nothing of an adapter, nor the wish that it be here. As `unload`."""
         key = adapter_key(ref)
         self.preloading.discard(key)
         self.pins.pop(key, None)
+        return self.unload(ref)
+
+    def unload(self, ref: AdapterRef) -> bool:
+        """Keep nothing of an adapter, on the host neither. False while it is held or being read."""
+        key = adapter_key(ref)
         entry = self._entries.find(key)
         if entry is not None:
             if entry.state is State.LOADING or not entry.can_leave:
