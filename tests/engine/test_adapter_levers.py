@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engine.adapter_entries import State
+from engine.adapter_key import adapter_key
 from engine.adapter_levers import PRELOAD_TIMEOUT_S, AdapterLevers
 from engine.messages import AdapterCommand, AdapterRef, Lever, Outcome
 from engine.residency import LoadResult
@@ -84,3 +85,14 @@ def test_an_adapter_without_a_certificate_is_not_preloaded(engine: Engine) -> No
     engine.preload(forged)
     assert engine.outcomes() == [(Outcome.FAILED, "adapter_uncertified")]
     assert engine.state(forged) is None
+
+
+def test_what_is_unloaded_to_be_loaded_anew_stays_pinned(engine: Engine) -> None:
+    """The control is `drop`, which lets go of the pin too."""
+    ref, residency = make_ref("a"), engine.books.residency
+    engine.preload(ref)
+    engine.read(ref, 1)
+    residency.pins[adapter_key(ref)] = 100.0
+    assert residency.unload(ref) and engine.state(ref) is None
+    assert adapter_key(ref) in residency.pins
+    assert residency.drop(ref) and not residency.pins
