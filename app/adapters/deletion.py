@@ -83,7 +83,8 @@ async def delete_version(
     action = change_state(version, DELETING)
     await session.flush()
     retain_until = None
-    if retained_s > how.delay_s and not how.erase:
+    # What was never active cannot be restored (`app.adapters.lifecycle`).
+    if retained_s > how.delay_s and not how.erase and version.activated_at is not None:
         retain_until = trail.at + timedelta(seconds=retained_s)
     await add_job(
         session,
