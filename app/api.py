@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from fastapi import APIRouter, Depends, FastAPI, Response
+from starlette.types import Scope
 
 import app.completions.endpoints
 import app.models.endpoints
@@ -27,7 +28,7 @@ from app.completions.turnstile import count_turned_away
 from app.context import AppContext
 from app.draining import Drain
 from app.error_handlers import install_error_handlers
-from app.errors import UnavailableError
+from app.errors import ApiError, UnavailableError
 from app.events import endpoints as events
 from app.files import endpoints as files
 from app.front_door import FrontDoor
@@ -39,6 +40,7 @@ from app.plans import endpoints as plans
 from app.prices import endpoints as prices
 from app.promptly import promptly
 from app.requests import endpoints as requests
+from app.route_finder import RouteFinder
 from app.tenants import endpoints as tenants
 from app.uploads import endpoints as uploads
 from app.usage import endpoints as usage
@@ -105,10 +107,16 @@ def _new_app(context: AppContext, drain: Drain) -> FastAPI:
     api.add_middleware(
         FrontDoor,
         max_lag_s=context.settings.max_loop_lag_s,
-        on_refused=partial(count_turned_away, context.turnstile, context.answers),
+        on_refused=partial(_turned_away, context, RouteFinder(api)),
     )
     api.add_middleware(RequestEdge, metrics=context.metrics, drain=drain, tracer=context.tracer)
     return api
+
+
+def _turned_away(context: AppContext, routes: RouteFinder, scope: Scope, error: ApiError) -> None:
+    """What came no further than the front door counts as what it asked for."""
+    scope["route"] = routes.find(scope)
+    count_turned_away(context.turnstile, context.answers, scope, error)
 
 
 def _metrics_router(context: AppContext) -> APIRouter:

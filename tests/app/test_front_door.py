@@ -8,11 +8,15 @@ from collections.abc import AsyncIterator
 
 import httpx
 import pytest
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from starlette.types import Scope
 
+from app.draining import Drain
 from app.errors import UnavailableError
 from app.front_door import FrontDoor, LoopLag, shown_key
+from app.metrics.api import ApiMetrics
+from app.middleware import RequestEdge
+from app.route_finder import RouteFinder
 from tests.builders.waiting import until
 
 MAX_LAG_S = 20.0
@@ -104,3 +108,49 @@ async def test_the_lag_is_how_late_the_loop_was_and_is_forgotten() -> None:
     await until(lambda: lag.seconds < 0.2, timeout_s=30)
     is_needed = False
     await until(lambda: lag.seconds == 0)
+
+
+async def test_what_is_refused_is_counted_under_the_route_that_it_was_for() -> None:
+    app, router, metrics = FastAPI(), APIRouter(), ApiMetrics()
+    lag, routes = LoopLag(), RouteFinder(app)
+    inside, may_leave = asyncio.Event(), asyncio.Event()
+
+    @router.post("/rooms/{room}/wait")
+    async def wait(room: str) -> None:
+        inside.set()
+        await may_leave.wait()
+
+    def find_route(scope: Scope, error: UnavailableError) -> None:
+        scope["route"] = routes.find(scope)
+
+    app.include_router(router, prefix="/v1")
+    app.include_router(router, prefix="/t/{tenant}/v1")
+    app.add_middleware(FrontDoor, max_lag_s=MAX_LAG_S, lag=lag, on_refused=find_route)
+    app.add_middleware(RequestEdge, metrics=metrics, drain=Drain(delay_s=0, limit_s=0))
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://house.test") as client:
+        served = asyncio.create_task(client.post("/v1/rooms/a/wait"))
+        await inside.wait()
+        lag.seconds = LATE_S
+        for path in ("/v1/rooms/b/wait", "/t/acme/v1/rooms/c/wait", "/v1/holes.php"):
+            assert (await client.post(path)).status_code == 503
+        may_leave.set()
+        assert (await served).status_code == 200
+    counted = {
+        (sample.labels["route"], sample.labels["status"]): sample.value
+        for metric in metrics.registry.collect()
+        for sample in metric.samples
+        if sample.name == "tenfold_http_requests_total"
+    }
+    template = "/rooms/{room}/wait"
+    assert counted == {(template, "200"): 1, (template, "503"): 2, ("unmatched", "503"): 1}
+
+
+def test_a_route_is_found_for_the_method_that_it_has() -> None:
+    app = FastAPI()
+    app.get("/look")(lambda: None)
+    routes = RouteFinder(app)
+    found = {
+        method: routes.find({"method": method, "path": "/look"}) for method in ("GET", "POST")
+    }
+    assert getattr(found["GET"], "path", None) == "/look" and found["POST"] is None
