@@ -8,7 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from urllib.parse import quote
 
@@ -89,6 +89,81 @@ async def test_control_an_error_or_a_metric_with_a_secret_is_heard_on_an_event_l
             for path in PATHS:
                 await client.get(path)
     assert found == HEARD
+
+
+def frame(value: object) -> bytes:
+    return b"data: " + json.dumps(value, separators=(",", ":")).encode() + b"\n\n"
+
+
+OF_AN_ANSWER = frame({"choices": [{"delta": {"content": PROMPT}}]})  # it is whose client asked it
+QUOTING = frame({"choices": [{"delta": {"content": f'{{"error": "{PROMPT}"}}'}}]})
+LEAKING_EVENT = frame({"error": {"message": f"no engine took {PROMPT!r}", "code": "engine_lost"}})
+NAMED_EVENT = b"event: error\n" + frame({"type": "overloaded_error", "message": KEY})
+
+
+def pieces(content: bytes, size: int = 7) -> Iterator[bytes]:
+    """As a network may cut it."""
+    for begin in range(0, len(content), size):
+        yield content[begin : begin + size]
+
+
+def streaming(content: bytes, media_type: str = "text/event-stream; charset=utf-8") -> httpx.Client:
+    def answer(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, headers={"content-type": media_type}, content=pieces(content))
+
+    return httpx.Client(transport=httpx.MockTransport(answer), base_url="http://t")
+
+
+@pytest.mark.parametrize(
+    ("event", "name"),
+    [
+        (LEAKING_EVENT, "a prompt"),
+        (NAMED_EVENT, "an API key"),
+        (LEAKING_EVENT.rstrip(), "a prompt"),  # the connection was cut before its end
+    ],
+)
+def test_control_an_error_within_a_stream_that_says_a_secret_is_heard(
+    event: bytes, name: str
+) -> None:
+    content = OF_AN_ANSWER + event
+    with leaks_expected() as found, streaming(content) as client:
+        with client.stream("POST", "/v1/chat/completions") as response:
+            assert b"".join(response.iter_bytes()) == content, "nothing is changed of it"
+        assert client.post("/v1/chat/completions").content == content
+    assert found == [f"an error within /v1/chat/completions: {name}"] * 2
+
+
+async def test_control_an_error_within_a_stream_is_heard_on_an_event_loop() -> None:
+    content = OF_AN_ANSWER + LEAKING_EVENT
+
+    async def answer(request: httpx.Request) -> httpx.Response:
+        async def chunks() -> AsyncIterator[bytes]:
+            for piece in pieces(content):
+                yield piece
+
+        kind = {"content-type": "text/event-stream"}
+        return httpx.Response(200, headers=kind, content=chunks())
+
+    transport = httpx.MockTransport(answer)
+    with leaks_expected() as found:
+        async with (
+            httpx.AsyncClient(transport=transport, base_url="http://t") as client,
+            client.stream("POST", "/v1/completions") as response,
+        ):
+            lines = [line async for line in response.aiter_lines()]
+    assert lines == content.decode().split("\n")[:-1]
+    assert found == ["an error within /v1/completions: a prompt"]
+
+
+def test_an_answer_may_repeat_its_prompt_and_no_other_body_is_taken_for_a_stream() -> None:
+    with leaks_expected() as found:
+        for content, kind in (
+            (OF_AN_ANSWER + QUOTING, "text/event-stream"),
+            (LEAKING_EVENT, "application/octet-stream"),
+        ):
+            with streaming(content, kind) as client:
+                assert client.get("/v1/files/file_1/content").content == content
+    assert found == []
 
 
 def test_control_a_span_with_a_prompt_is_heard() -> None:
