@@ -40,6 +40,8 @@ class AdapterEntry:
     """In the order in which they were wanted first."""
     state: State = State.QUEUED
     num_holders: int = 0
+    num_uses: int = 0
+    """Counted when one begins, and when it ends."""
     host: HostWeights | None = None
     """From being loaded to being ready; after that only where its pages are no copy."""
     weights: AdapterWeights | None = None
@@ -79,6 +81,8 @@ class AdapterEntries:
         self.num_under_way = 0
         self.num_changes = 0
         """Of any state; counted when it is made, since others read it to see what is new."""
+        self.num_uses = 0
+        """Of any adapter."""
 
     def __contains__(self, key: AdapterKey) -> bool:
         return key in self._by_key
@@ -121,12 +125,18 @@ class AdapterEntries:
         if entry.num_holders == 0:
             self._unset_unheld(entry)
         entry.num_holders += 1
+        self._count_use(entry)
 
     def let_go(self, entry: AdapterEntry) -> None:
         assert entry.num_holders > 0, "release without acquire"
         entry.num_holders -= 1
+        self._count_use(entry)
         if entry.num_holders == 0:
             self._set_unheld(entry)
+
+    def _count_use(self, entry: AdapterEntry) -> None:
+        entry.num_uses += 1
+        self.num_uses += 1
 
     def num_in(self, state: State) -> int:
         return self._num_in_state[state]

@@ -39,6 +39,8 @@ log = structlog.get_logger()
 PRELOAD_TIMEOUT_S = 60.0
 MAX_FAILURES = 256  # adapters of which it is remembered that they could not be loaded
 SECONDS_PER_REPORT = 0.0005  # thousands of adapters are looked at once a second
+SECONDS_PER_LOOK = 5.0  # so often it is looked for what was used
+SECONDS_PER_USE = 60.0  # so often it is told anew of one adapter that it was
 
 DELETED = EngineError(code="adapter_deleted", message="The adapter has been deleted.")
 NO_ROOM = EngineError(code="no_room", message="Running requests hold all pages.")
@@ -100,6 +102,9 @@ class AdapterLevers:
         self._reported: Mapping[AdapterKey, AdapterReport] = {}
         self._reported_at = (0, 0)
         self._built_at = -math.inf
+        self._num_uses = 0
+        self._uses: dict[AdapterKey, tuple[int, int]] = {}
+        """(generation, num_uses) of each adapter, when it was told last that it was used."""
 
     def take(self, command: AdapterCommand) -> None:
         """Begin with a command; one that is under way already goes on."""
@@ -178,8 +183,12 @@ class AdapterLevers:
         """
         seen = (self._residency.num_changes, self._num_changes)
         age_s = self._clock() - self._built_at
-        if seen != self._reported_at and age_s >= SECONDS_PER_REPORT * len(self._reported):
-            self._built_at = self._clock()
+        num_uses = self._residency.num_uses
+        is_new = seen != self._reported_at or (
+            num_uses != self._num_uses and age_s >= SECONDS_PER_LOOK
+        )
+        if is_new and age_s >= SECONDS_PER_REPORT * len(self._reported):
+            self._built_at, self._num_uses = self._clock(), num_uses
             before, self._reported_at = self._reported, seen
             removing = {
                 each.key
@@ -188,6 +197,7 @@ class AdapterLevers:
             }
             standings, failures = self._residency.standings(), dict(self._failures)
             keys = {*standings, *failures, *removing}
+            self._uses = {key: each for key, each in self._uses.items() if key in standings}
             self._reported = {
                 key: self._report_on(
                     key,
@@ -227,7 +237,24 @@ class AdapterLevers:
             generation=generation,
             pinned_until_s=self._residency.pins.get(key),
             error=error,
+            last_used_s=self._last_used(key, standing, before),
         )
+
+    def _last_used(
+        self, key: AdapterKey, standing: Standing | None, before: AdapterReport | None
+    ) -> float | None:
+        """What is used all the time is not told anew at each look."""
+        known_s = None if before is None else before.last_used_s
+        if standing is None:
+            return known_s
+        uses = (standing.generation, standing.num_uses)
+        if not standing.is_held and (standing.num_uses == 0 or uses == self._uses.get(key)):
+            return known_s
+        now_s = self._now()
+        if known_s is not None and now_s - known_s < SECONDS_PER_USE:
+            return known_s
+        self._uses[key] = uses
+        return now_s
 
     def _preloads(self) -> list[_Pending]:
         return [each for each in self._pending.values() if each.command.lever is not Lever.LET_GO]

@@ -259,6 +259,8 @@ class AdapterReport(msgspec.Struct, frozen=True, kw_only=True):
 
     `generation` counts the engine's installations: with each new one all of its pages are new.
     `since_s`: when it came into this state, in seconds since 1970.
+    `last_used_s`: when a sequence had it last, to a minute; None where none has had it since it
+    came here.
     """
 
     engine_id: str
@@ -270,6 +272,7 @@ class AdapterReport(msgspec.Struct, frozen=True, kw_only=True):
     generation: int = 0
     pinned_until_s: float | None = None
     error: EngineError | None = None
+    last_used_s: float | None = None
 
 
 ControlMessage = Abort | Wake | AdapterCommand

@@ -55,6 +55,7 @@ class Standing:
     generation: int
     is_usable: bool
     is_held: bool
+    num_uses: int
 
 
 class Residency:
@@ -101,6 +102,11 @@ class Residency:
     def num_changes(self) -> int:
         """Of any adapter's state; from any thread, to see what is new."""
         return self._entries.num_changes
+
+    @property
+    def num_uses(self) -> int:
+        """Of any adapter; from any thread, to see whether there were some."""
+        return self._entries.num_uses
 
     def request(self, ref: AdapterRef) -> None:
         """See to it that `ref` is here, or on its way as soon as there is room. Never blocks."""
@@ -353,6 +359,7 @@ class Residency:
             entry.generation,
             is_usable=is_ready and entry.is_installed,
             is_held=entry.num_holders > 0,
+            num_uses=entry.num_uses,
         )
 
     def _num_pages(self, entry: AdapterEntry) -> int:

@@ -39,7 +39,10 @@ class PinPost(Body):
 
 
 class ReplicaView(BaseModel):
-    """What one engine says. `generation`: of its installations; each has new pages."""
+    """What one engine says. `generation`: of its installations; each has new pages.
+
+    `last_used`: when a request had it last, to a minute; null where none had it there.
+    """
 
     engine_id: str
     state: str
@@ -47,6 +50,7 @@ class ReplicaView(BaseModel):
     bytes: int
     generation: int
     pinned_until: float | None
+    last_used: float | None
     error: str | None
 
     @classmethod
@@ -58,6 +62,7 @@ class ReplicaView(BaseModel):
             bytes=report.num_bytes,
             generation=report.generation,
             pinned_until=report.pinned_until_s,
+            last_used=report.last_used_s,
             error=None if report.error is None else report.error.code,
         )
 

@@ -6,7 +6,12 @@ import pytest
 
 from engine.adapter_entries import State
 from engine.adapter_key import adapter_key
-from engine.adapter_levers import PRELOAD_TIMEOUT_S, AdapterLevers
+from engine.adapter_levers import (
+    PRELOAD_TIMEOUT_S,
+    SECONDS_PER_LOOK,
+    SECONDS_PER_USE,
+    AdapterLevers,
+)
 from engine.messages import AdapterCommand, AdapterRef, Lever, Outcome
 from engine.residency import LoadResult
 from tests.builders.scripted_loader import ScriptedLoader, ScriptedWeights, make_ref
@@ -29,6 +34,7 @@ class Engine:
             lambda key: [],
             admits=lambda ref: ref.certificate != "forged",
             clock=lambda: self.now,
+            now=lambda: self.now,
         )
 
     def preload(self, ref: AdapterRef) -> None:
@@ -96,3 +102,28 @@ def test_what_is_unloaded_to_be_loaded_anew_stays_pinned(engine: Engine) -> None
     assert residency.unload(ref) and engine.state(ref) is None
     assert adapter_key(ref) in residency.pins
     assert residency.drop(ref) and not residency.pins
+
+
+def test_when_an_adapter_was_used_last_is_told_to_a_minute_and_not_with_each_use(
+    engine: Engine,
+) -> None:
+    used, idle = make_ref("a"), make_ref("b")
+    for ref in (used, idle):
+        engine.preload(ref)
+        engine.read(ref, 1)
+        assert engine.outcomes() == [] and engine.outcomes() == [(Outcome.READY, None)]
+    residency, told = engine.books.residency, set()
+    last_use_s = 100
+    for second in range(3 * int(SECONDS_PER_USE)):
+        engine.now = float(second)
+        if second <= last_use_s:
+            residency.acquire(used)
+            residency.release(used)
+        reports = engine.levers.report()
+        told.add(reports[adapter_key(used)].last_used_s)
+        assert reports[adapter_key(idle)].last_used_s is None, "the control"
+    assert len(told) <= 3, "once a minute, however often it is used"
+    last = reports[adapter_key(used)].last_used_s
+    assert last is not None and abs(last - last_use_s) <= SECONDS_PER_USE
+    engine.now += 10 * SECONDS_PER_LOOK
+    assert engine.levers.report() is reports, "nothing is used, and nothing is looked at"

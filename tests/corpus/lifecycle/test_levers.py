@@ -223,7 +223,7 @@ async def test_an_engine_that_died_is_neither_waited_for_nor_shown(
 
 
 async def test_operators_preload_and_see_where_a_version_is(
-    operator: Operator, versions: list[Version], engine: StubLoop, levers: EngineLevers
+    operator: Operator, versions: list[Version], engine: StubLoop, levers: EngineLevers, ask: Ask
 ) -> None:
     await eventually(lambda: lives(levers))
     assert (await operator.done("GET", f"{V1}/residency"))["data"] == []
@@ -235,10 +235,17 @@ async def test_operators_preload_and_see_where_a_version_is(
         return [row["state"] for row in rows] == ["READY"]
 
     await eventually(shown)
+    assert (await ask("bot")).status_code == 200
     pinned = await operator.done("POST", f"{V2}/pin", json={})
     assert pinned["engines"][0]["outcome"] == "pinned"
     evicted = await operator.done("POST", f"{V2}/evict")
     assert evicted["engines"][0]["outcome"] == "evicted"
+
+    async def used() -> bool:
+        rows = (await operator.done("GET", f"{V1}/residency"))["data"]
+        return [row["last_used"] is not None for row in rows] == [True]
+
+    await eventually(used)
     events = (await operator.done("GET", "/audit/acme", params={"limit": 100}))["data"]
     pulled = {each["action"]: each["after"] for each in events}
     assert pulled["version.pinned"]["engines"] == {"stub-loop": "pinned"}
