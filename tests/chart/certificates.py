@@ -9,6 +9,8 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.chart.tooling import need
+
 HOST = "localhost"
 """What servers are called that show certificates here."""
 EC_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
@@ -53,4 +55,5 @@ def new_authority(folder: Path) -> Authority:
 
 
 def _openssl(*arguments: str | Path) -> None:
+    need("openssl")
     subprocess.run(["openssl", *arguments], check=True, capture_output=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Iterator
 
 import pytest
@@ -11,20 +10,30 @@ import pytest
 from tests.chart.certificates import HOST, Authority, Certificate, new_authority
 from tests.chart.patience import TEST_S
 from tests.chart.rendering import TOOLS
+from tests.chart.tooling import tally
 from tests.faults.campaign import VERDICT
 
-OUTCOMES = ("passed", "failed", "error", "skipped")
+LONG = ("container", "rolling", "upgrade", "observability", "sentinel", "managed", "restore")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if not (TOOLS / "bin" / "helm3").is_file():
-        raise pytest.UsageError(f"{TOOLS} has no tools: run make chart")
+        reason = TOOLS / "helm3.cannot"
+        why = reason.read_text() if reason.is_file() else "run make chart"
+        raise pytest.UsageError(f"{TOOLS} has no Helm: {why}")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """NOTE: what takes long comes first, so that none is left over when all others have ended."""
     for item in items:
         if "chart" in item.path.parts and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(TEST_S))
+    items.sort(key=lambda item: _place(item.get_closest_marker("xdist_group")))
+
+
+def _place(group: pytest.Mark | None) -> int:
+    name = group.args[0] if group else ""
+    return LONG.index(name) if name in LONG else len(LONG)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -34,8 +43,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         return
     for line in _verdicts(reporter):
         reporter.write_line(line)
-    counts = Counter({name: len(reporter.stats.get(name, ())) for name in OUTCOMES})
-    reporter.write_line(f"checks passed / all: {counts['passed']} / {counts.total()}")
+    reporter.write_line(tally(reporter.stats))
 
 
 def _verdicts(reporter: pytest.TerminalReporter) -> Iterator[str]:

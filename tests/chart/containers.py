@@ -18,6 +18,8 @@ from typing import Any
 import yaml
 
 from tests.chart.rendering import CHECKOUT, TOOLS, Object
+from tests.chart.tooling import need_containers
+from tools.chart_tools import base_image
 
 BASE = "localhost/python-base:bookworm"
 IMAGE = "localhost/tenfold/api:0.1.0"
@@ -57,9 +59,10 @@ def podman(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[s
 
 def build_api_image() -> None:
     """Build `IMAGE` from the checkout, on the base of the tools; layers that are there are kept."""
+    need_containers()
     if BASE not in buildah("images", "--format", "{{.Name}}:{{.Tag}}"):
         container = buildah("from", "scratch")
-        buildah("add", container, str(TOOLS / "base.tar"), "/")
+        buildah("add", container, str(base_image(TOOLS)), "/")
         buildah("commit", "--rm", container, BASE)
     isolation = ["--isolation", "chroot", "--network", "host", "--format", "docker", "--layers"]
     secret = ["--secret", f"id=ca,src={CA}"] if CA.is_file() else []

@@ -22,6 +22,7 @@ from app.launcher.ports import LOOPBACK, free_port
 from tests.builders.waiting import wait_until
 from tests.chart.patience import START_S, STOP_S
 from tests.chart.rendering import TOOLS
+from tests.chart.tooling import need
 
 
 @contextmanager
@@ -33,6 +34,7 @@ def running(
     user: str | None = None,
 ) -> Iterator[subprocess.Popen[bytes]]:
     """The tool of this name, from when it `is_ready`. `user`: in the place of root."""
+    need("servers")
     log = folder / f"{name}.log"
     with log.open("ab") as output:
         process = subprocess.Popen(

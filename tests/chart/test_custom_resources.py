@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.chart.rendering import PRESETS, TOOLS, Object, render
+from tests.chart.tooling import need
 
 pytestmark = pytest.mark.xdist_group("crds")
 
@@ -90,6 +91,7 @@ def damaged(objects: Sequence[Object]) -> Iterator[dict[str, Any]]:
 
 def refusals(objects: Sequence[Object]) -> list[str]:
     """What the operators' own schemas say against them."""
+    need("crds")
     script = TOOLS / "crds" / "validate.mjs"
     script.write_text((Path(__file__).parent / "validate.mjs").read_text())
     done = subprocess.run(

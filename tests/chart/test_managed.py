@@ -36,6 +36,7 @@ from tests.chart.certificates import HOST, Authority, Certificate
 from tests.chart.redis_servers import PASSWORD, Tls, tls_redis
 from tests.chart.servers import pgbouncer
 from tests.chart.site import site
+from tests.chart.tooling import need
 from tests.fixtures.servers import TestDatabase
 
 pytestmark = pytest.mark.xdist_group("managed")
@@ -54,7 +55,8 @@ def tls_postgres(
     tmp_path_factory: pytest.TempPathFactory, certificate: Certificate
 ) -> Iterator[PostgresServer]:
     """Debian's, which takes TLS and nothing else."""
-    binaries = sorted(Path("/usr/lib/postgresql").glob("*/bin"))[-1]
+    need("postgresql")
+    binaries = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"))[-1].parent
     folder = tmp_path_factory.mktemp("postgres-tls")
     with PostgresServer(folder, durable=False, bin_dir=binaries) as server:
         demand_tls(server, certificate)

@@ -18,6 +18,7 @@ from app.launcher.ports import LOOPBACK, free_port
 from tests.builders.waiting import wait_until
 from tests.chart.patience import START_S
 from tests.chart.rendering import TOOLS
+from tests.chart.tooling import need
 
 SCRAPE_INTERVAL_S = 1
 
@@ -31,6 +32,7 @@ class Prometheus:
         self._port = free_port()
 
     def __enter__(self) -> Self:
+        need("prometheus")
         self._folder.mkdir()
         config = self._folder / "prometheus.yml"
         config.write_text(yaml.safe_dump(_config(self._targets)))

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from tests.chart.rendering import CHART, CHECKOUT, TOOLS
+from tests.chart.tooling import need
 
 RULES = CHART / "alerts" / "tenfold.yaml"
 PAGE = CHECKOUT / "docs" / "operations.md"
@@ -123,6 +124,7 @@ def names_of_rules() -> set[str]:
 
 
 def promtool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    need("prometheus")
     return subprocess.run(
         [TOOLS / "bin" / "promtool", *arguments], capture_output=True, text=True, check=False
     )
