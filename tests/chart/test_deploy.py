@@ -47,6 +47,13 @@ def test_image_runs_as_nobody_in_particular(recipe: Path) -> None:
     assert text.count("\nFROM ") == 2 and "sbom.cdx.json" in text
 
 
+def test_engine_image_has_the_compiler_that_triton_calls() -> None:
+    """In the image that is kept, not in the one that built it; and a cache that it may write."""
+    kept = (DEPLOY / "engine.Dockerfile").read_text().rpartition("\nFROM ")[2]
+    assert "install -y --no-install-recommends gcc libc6-dev" in kept
+    assert "TRITON_CACHE_DIR=/tmp/" in kept
+
+
 def test_api_image_is_locked_and_without_torch() -> None:
     lock = LOCK.read_text()
     locked = dict(re.findall(r"^([A-Za-z0-9._-]+)==(\S+)", lock, re.MULTILINE))
