@@ -5,7 +5,7 @@
 ARG BASE=docker.io/library/python:3.11.14-slim-bookworm
 
 FROM ${BASE} AS build
-ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PYTHONDONTWRITEBYTECODE=1
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_RETRIES=10 PIP_DEFAULT_TIMEOUT=60 PYTHONDONTWRITEBYTECODE=1
 RUN python3 -m venv /opt/tenfold && python3 -m venv /opt/build
 WORKDIR /src
 COPY deploy/api.requirements.txt deploy/build.requirements.txt deploy/

@@ -6,7 +6,7 @@ ARG BASE=docker.io/library/python:3.11.14-slim-bookworm
 
 FROM ${BASE} AS build
 ARG TORCH=2.13.0
-ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_RETRIES=10 PIP_DEFAULT_TIMEOUT=60
 RUN python3 -m venv /opt/tenfold && python3 -m venv /opt/build
 WORKDIR /src
 COPY constraints.txt deploy/build.requirements.txt ./
