@@ -42,6 +42,8 @@ OPEN = frozenset(
         "strategy",
     }
 )
+# Strings that are joined by commas.
+NAMES: Schema = {"type": "array", "items": {"type": "string", "pattern": "^[^,]+$"}}
 LISTS: Mapping[str, Schema] = {
     "accessModes": {"type": "array", "items": {"type": "string"}, "minItems": 1},
     "hosts": {"type": "array", "items": {"type": "string", "minLength": 1}},
@@ -49,9 +51,13 @@ LISTS: Mapping[str, Schema] = {
     "extraArgs": {"type": "array", "items": {"type": "string"}},
     "databasePorts": {"type": "array", "items": {"$ref": "#/$defs/port"}, "minItems": 1},
     "redisPorts": {"type": "array", "items": {"$ref": "#/$defs/port"}, "minItems": 1},
+    "storePorts": {"type": "array", "items": {"$ref": "#/$defs/port"}, "minItems": 1},
+    **{name: dict(NAMES) for name in ("allow", "networks", "knownBases")},
 }
 SECONDS = {"type": "integer", "minimum": 0}
 OPTIONAL_COUNT = {"anyOf": [{"const": ""}, {"type": "integer", "minimum": 1}]}
+POSITIVE = {"type": "number", "exclusiveMinimum": 0}
+KIBIBYTE = {"type": "integer", "minimum": 1024}
 # By the end of a value's path; the longest that fits wins.
 OVERRIDES: Mapping[str, Schema] = {
     "port": {"$ref": "#/$defs/port"},
@@ -87,7 +93,33 @@ OVERRIDES: Mapping[str, Schema] = {
         )
     },
     "tracing.sampleRatio": {"type": "number", "minimum": 0, "maximum": 1},
-    "settings.stepLimitSeconds": {"type": "number", "exclusiveMinimum": 0},
+    **{
+        f"settings.{name}": POSITIVE
+        for name in (
+            "stepLimitSeconds",
+            "queueTimeoutSeconds",
+            "maxQueueTimeoutSeconds",
+            "maxQueueWaitSeconds",
+            "failoverTimeoutSeconds",
+            "dependencyTimeoutSeconds",
+            "clientStallTimeoutSeconds",
+            "bodyTimeoutSeconds",
+            "maxLoopLagSeconds",
+        )
+    },
+    "settings.maxQueuedRequests": {"type": "integer", "minimum": 1},
+    "settings.prefixProtectedShare": {
+        "anyOf": [{"const": ""}, {"type": "number", "minimum": 0, "maximum": 1}]
+    },
+    "adapters.retentionDays": {"type": "integer", "minimum": 0, "maximum": 3650},
+    "adapters.maxOverrideBytes": {"anyOf": [{"const": ""}, SECONDS]},
+    "adapters.uploadPartBytes": KIBIBYTE,
+    "imports.hub": {"type": "string", "pattern": "^https?://"},
+    "imports.timeoutSeconds": POSITIVE,
+    "files.retentionDays": {"type": "integer", "minimum": 1},
+    "files.maxFileBytes": KIBIBYTE,
+    "files.maxTenantBytes": KIBIBYTE,
+    "usageExport.url": {"type": "string", "pattern": "^(https?://.+)?$"},
     "gpu.count": {"type": "integer", "minimum": 1},
     "worker.maxBatches": {"type": "integer", "minimum": 1},
     "worker.batchConcurrency": {"type": "integer", "minimum": 1},

@@ -5,7 +5,6 @@ Nothing is started here: there is no Docker. What is linted without that is in `
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from graphlib import TopologicalSorter
@@ -19,7 +18,7 @@ import yaml
 from app.cli import app
 from app.settings import Settings, WorkerSettings
 from tests.chart.rendering import CHECKOUT
-from tests.chart.variables import OURS, engine_command, known_variables
+from tests.chart.variables import OURS, become, engine_command, known_variables
 
 COMPOSE = CHECKOUT / "deploy" / "compose.yaml"
 PROCESSES = ("api", "worker", "engine", "migrate")
@@ -63,12 +62,7 @@ def services(composed: dict[str, Any]) -> Services:
 
 
 def told(service: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make this process's environment that of the service, as to our own variables."""
-    for name in os.environ:
-        if name.startswith(OURS):
-            monkeypatch.delenv(name)
-    for name, value in service["environment"].items():
-        monkeypatch.setenv(name, str(value))
+    become({name: str(value) for name, value in service["environment"].items()}, monkeypatch)
 
 
 def test_api_and_worker_take_what_they_are_told(

@@ -27,7 +27,7 @@ from tests.fixtures.servers import new_database
 pytestmark = [pytest.mark.timeout(3600), pytest.mark.xdist_group("rolling")]
 
 RESTARTS = {  # of API processes, of engines, of the worker
-    "few": (4, 6, 1),
+    "few": (20, 30, 2),
     "many": (50, 50, 5),
     "soak": (500, 500, 50),
 }

@@ -5,9 +5,11 @@ Knows nothing of who sets them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping
 
 import click
+import pytest
 import typer
 from pydantic import AliasChoices
 from pydantic_settings import BaseSettings
@@ -35,6 +37,16 @@ def known_variables(process: str) -> frozenset[str]:
     if process == "engine":
         return frozenset(_of_options(engine_command())) | {server.QUEUE_SECRET}
     return frozenset(_of_fields({"api": Settings, "worker": WorkerSettings}[process]))
+
+
+def become(told: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make this process's environment that of another, as to our own variables."""
+    for name in os.environ:
+        if name.startswith(OURS):
+            monkeypatch.delenv(name)
+    for name, value in told.items():
+        if name.startswith(OURS):
+            monkeypatch.setenv(name, value)
 
 
 def _of_options(command: click.Command) -> Iterator[str]:

@@ -69,13 +69,39 @@ spec:
 {{/* To the Hub: of pods that fetch a model, and only where one is fetched. */}}
 {{- define "tenfold.egressHub" -}}
 {{- if and (include "tenfold.modelIsFetched" .) (not .Values.huggingFace.offline) -}}
-{{- if .Values.networkPolicy.hubTo }}
-{{ include "tenfold.egressRule" (dict "peers" .Values.networkPolicy.hubTo "ports" (list 443)) }}
-{{- else }}
+{{- include "tenfold.egressPublic" .Values.networkPolicy.hubTo -}}
+{{- end -}}
+{{- end -}}
+
+{{/* To where adapters are imported from: of workers, and only where they may be imported. */}}
+{{- define "tenfold.egressImports" -}}
+{{- if .Values.imports.allow -}}
+{{- include "tenfold.egressPublic" .Values.networkPolicy.importTo }}
+{{- if and .Values.imports.networks (not .Values.networkPolicy.importTo) }}
+- to:
+    {{- range .Values.imports.networks }}
+    - ipBlock: {cidr: {{ . | quote }}}
+    {{- end }}
+  ports: [{port: 443, protocol: TCP}]
+{{- end }}
+{{- end -}}
+{{- end -}}
+
+{{/* To the bucket of the adapters, where there is one. */}}
+{{- define "tenfold.egressStore" -}}
+{{- if .Values.adapterStore.url -}}
+{{- include "tenfold.egressRule" (dict "peers" .Values.networkPolicy.storeTo "ports" .Values.networkPolicy.storePorts) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* To these peers, or without any to anywhere public, on 443. */}}
+{{- define "tenfold.egressPublic" -}}
+{{- if . -}}
+{{- include "tenfold.egressRule" (dict "peers" . "ports" (list 443)) -}}
+{{- else -}}
 - to:
     - ipBlock: {cidr: 0.0.0.0/0, except: [10.0.0.0/8, 100.64.0.0/10, 169.254.0.0/16, 172.16.0.0/12, 192.168.0.0/16]}
     - ipBlock: {cidr: "2000::/3"}
   ports: [{port: 443, protocol: TCP}]
-{{- end }}
 {{- end -}}
 {{- end -}}

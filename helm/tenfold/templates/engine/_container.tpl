@@ -1,13 +1,7 @@
 {{/* An engine's container and volumes. Take root, model (its entry), values (of this engine). */}}
 
 {{- define "tenfold.engineSettings" -}}
-{{- $variables := dict "device" "DEVICE" "dtype" "DTYPE" "batchInvariant" "BATCH_INVARIANT" "gpuMemoryUtilization" "GPU_MEMORY_UTILIZATION" "poolBytes" "POOL_BYTES" "cpuPoolBytes" "CPU_POOL_BYTES" "hostBytes" "HOST_BYTES" "maxNumSeqs" "MAX_NUM_SEQS" "maxNumBatchedTokens" "MAX_NUM_BATCHED_TOKENS" "threads" "THREADS" "preemption" "PREEMPTION" "prefixCaching" "PREFIX_CACHING" "drainSeconds" "DRAIN_S" "stepLimitSeconds" "STEP_LIMIT_S" -}}
-{{- range $setting, $variable := $variables -}}
-{{- $value := include "tenfold.number" (get $.settings $setting) -}}
-{{- if $value }}
-- {name: TENFOLD_{{ $variable }}, value: {{ $value | quote }}}
-{{- end }}
-{{- end -}}
+{{- include "tenfold.settingsEnv" (dict "settings" .settings "variables" (dict "device" "DEVICE" "dtype" "DTYPE" "batchInvariant" "BATCH_INVARIANT" "gpuMemoryUtilization" "GPU_MEMORY_UTILIZATION" "poolBytes" "POOL_BYTES" "cpuPoolBytes" "CPU_POOL_BYTES" "hostBytes" "HOST_BYTES" "maxNumSeqs" "MAX_NUM_SEQS" "maxNumBatchedTokens" "MAX_NUM_BATCHED_TOKENS" "threads" "THREADS" "preemption" "PREEMPTION" "prefixCaching" "PREFIX_CACHING" "prefixProtectedShare" "PREFIX_PROTECTED_SHARE" "sharedPrefixes" "SHARED_PREFIXES" "certifiedOnly" "CERTIFIED_ONLY" "drainSeconds" "DRAIN_S" "stepLimitSeconds" "STEP_LIMIT_S")) -}}
 {{- end -}}
 
 {{- define "tenfold.engineContainer" -}}
@@ -44,7 +38,7 @@
     {{- include "tenfold.modelEnv" .root | nindent 4 }}
     {{- include "tenfold.redisEnv" .root | trim | nindent 4 }}
     {{- include "tenfold.queueSecretEnv" .root | nindent 4 }}
-    - {name: TENFOLD_ADAPTER_STORE, value: /adapters}
+    {{- include "tenfold.adapterStoreEnv" .root | nindent 4 }}
     - {name: TENFOLD_ADAPTER_CACHE, value: /scratch/adapter-cache}
     - {name: TENFOLD_HEALTH_HOST, value: 0.0.0.0}
     - {name: TENFOLD_HEALTH_PORT, value: "8080"}
