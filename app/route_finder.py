@@ -23,7 +23,7 @@ class RouteFinder:
         self._by_method: dict[str, list[tuple[re.Pattern[str], BaseRoute]]] = {}
 
     def find(self, scope: Scope) -> BaseRoute | None:
-        """None where there is no such route; a match for each route that has the method, at most."""
+        """None where there is none. It costs a match for each route with that method, at most."""
         method, path = scope["method"], scope["path"]
         if not self._by_method:
             self._read()

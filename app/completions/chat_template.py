@@ -8,7 +8,7 @@ only, and whatever it raises becomes a `ChatTemplateError` that a client may rea
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -21,6 +21,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 Message = dict[str, Any]
 
 _NO_VARIABLES: dict[str, Any] = {"tools": None, "documents": None}
+_FAILURES = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError)
 
 
 class ChatTemplateError(ValueError):
@@ -29,6 +30,10 @@ class ChatTemplateError(ValueError):
 
 class RefusedByTemplateError(ChatTemplateError):
     """The template itself says what it does not take: its `raise_exception`."""
+
+
+class TooLongError(ChatTemplateError):
+    """It makes more text than was wanted."""
 
 
 class ChatTemplate:
@@ -47,21 +52,42 @@ class ChatTemplate:
         except jinja2.TemplateError as error:
             raise ChatTemplateError(f"the chat template does not compile: {error}") from error
 
-    def render(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> str:
+    def render(
+        self,
+        messages: Sequence[Message],
+        variables: Mapping[str, Any],
+        max_chars: int | None = None,
+    ) -> str:
         """The prompt for the next assistant turn; `variables` are the client's own.
 
-        Raises ChatTemplateError, RefusedByTemplateError.
+        It ends as soon as it has made more than `max_chars`.
+        Raises ChatTemplateError, RefusedByTemplateError, TooLongError.
         """
         known = {**_NO_VARIABLES, **self._special_tokens, **variables}
         try:
-            return self._template.render(messages=messages, add_generation_prompt=True, **known)
+            pieces = self._template.generate(messages=messages, add_generation_prompt=True, **known)
+            return _joined(pieces, max_chars)
+        except TooLongError:
+            raise
         except _RaisedError as error:
             raise RefusedByTemplateError(str(error)) from error
         except jinja2.TemplateError as error:
             raise ChatTemplateError(str(error)) from error
-        except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
+        except _FAILURES as error:
             # What a template computes may fail as any Python does; the cause is in the messages.
             raise ChatTemplateError(f"the chat template failed: {error}") from error
+
+
+def _joined(pieces: Iterable[str], max_chars: int | None) -> str:
+    """Raises TooLongError."""
+    kept: list[str] = []
+    num_chars = 0
+    for piece in pieces:
+        kept.append(piece)
+        num_chars += len(piece)
+        if max_chars is not None and num_chars > max_chars:
+            raise TooLongError(f"the chat template makes more than {max_chars} characters")
+    return "".join(kept)
 
 
 class _GenerationTag(Extension):

@@ -13,6 +13,8 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator
 from pydantic_core import PydanticCustomError
 
 MAX_PROMPTS = 128
+MAX_VARIABLES_CHARS = 64 << 10
+MAX_VARIABLES_DEPTH = 32
 
 
 def _encodable(text: str) -> str:
@@ -85,3 +87,36 @@ Prompts = Annotated[
         _as_prompts, json_schema_input_type=str | list[str] | list[int] | list[list[int]]
     ),
 ]
+
+
+def _bounded(variables: dict[str, Any]) -> dict[str, Any]:
+    """What a template may say again for each message, and look into as deep as it goes."""
+    num_chars = 0
+    pending: list[tuple[int, Any]] = [(1, variables)]
+    while pending:
+        depth, value = pending.pop()
+        num_chars += _num_chars(value)
+        if num_chars > MAX_VARIABLES_CHARS:
+            raise PydanticCustomError(
+                "too_long", "It may hold at most {n} characters", {"n": MAX_VARIABLES_CHARS}
+            )
+        if not isinstance(value, dict | list):
+            continue
+        if depth > MAX_VARIABLES_DEPTH:
+            raise PydanticCustomError(
+                "too_deep", "It may be nested {n} deep at most", {"n": MAX_VARIABLES_DEPTH}
+            )
+        pending += [(depth + 1, each) for each in value]
+        if isinstance(value, dict):
+            pending += [(depth + 1, each) for each in value.values()]
+    return variables
+
+
+def _num_chars(value: Any) -> int:
+    """About as many as it has in JSON; of what holds others, one for each, before these count."""
+    if isinstance(value, str | dict | list):
+        return 1 + len(value)
+    return 1 + value.bit_length() // 3 if isinstance(value, int) else 1
+
+
+TemplateVariables = Annotated[dict[str, Any], AfterValidator(_bounded)]

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from app.completions.chat_template import ChatTemplateError, Message
+from app.completions.chat_template import ChatTemplateError, Message, TooLongError
 from app.completions.schemas import ChatCompletionBody, ChatMessage, ContentPart, ToolCall
 from app.completions.tokenizer import Tokenizer
 from app.errors import BadRequestError
@@ -45,10 +45,10 @@ class Prompter:
         self._check_length(sum(len(m["content"]) for m in messages), "messages")
         variables = body.chat_template_kwargs or {}
         if render is None:
-            prompt = await asyncio.to_thread(self._render_and_encode, messages, variables)
+            prompt = await self._in_thread(self._render_and_encode, messages, variables)
         else:
             rendered = await render(messages, variables, self._max_chars)
-            prompt = await asyncio.to_thread(self._encode, rendered)
+            prompt = await self._in_thread(self._encode, rendered)
         return self._checked(prompt, "messages")
 
     async def texts(self, prompts: Sequence[str] | Sequence[list[int]]) -> list[list[int]]:
@@ -57,7 +57,7 @@ class Prompter:
         for prompt in prompts:
             if isinstance(prompt, str):
                 self._check_length(len(prompt), "prompt")
-                prompt = await asyncio.to_thread(self.tokenizer.encode_prompt, prompt)
+                prompt = await self._in_thread(self.tokenizer.encode_prompt, prompt)
             encoded.append(self._checked(prompt, "prompt"))
         return encoded
 
@@ -74,6 +74,10 @@ class Prompter:
             return max_tokens
         return room if default is None else min(default, room)
 
+    async def _in_thread(self, work: Callable[..., list[int]], *args: Any) -> list[int]:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self.tokenizer.threads, work, *args)
+
     def _render_and_encode(self, messages: list[Message], variables: dict[str, Any]) -> list[int]:
         template = self.tokenizer.chat_template
         if template is None:
@@ -83,7 +87,9 @@ class Prompter:
                 param="messages",
             )
         try:
-            rendered = template.render(messages, variables)
+            rendered = template.render(messages, variables, self._max_chars)
+        except TooLongError as error:
+            raise self._too_many_chars(f"more than {self._max_chars}", "messages") from error
         except ChatTemplateError as error:
             raise BadRequestError(str(error), param="messages") from error
         return self._encode(rendered)
@@ -101,14 +107,16 @@ class Prompter:
         return MAX_CHARS_PER_TOKEN * self.max_model_len
 
     def _check_length(self, num_chars: int, param: str) -> None:
-        max_chars = self._max_chars
-        if num_chars > max_chars:
-            raise BadRequestError(
-                f"This model's maximum context length is {self.max_model_len} tokens, which no text"
-                f" of more than {max_chars} characters fits. Yours has {num_chars} characters.",
-                code="context_length_exceeded",
-                param=param,
-            )
+        if num_chars > self._max_chars:
+            raise self._too_many_chars(str(num_chars), param)
+
+    def _too_many_chars(self, num_chars: str, param: str) -> BadRequestError:
+        return BadRequestError(
+            f"This model's maximum context length is {self.max_model_len} tokens, which no text of"
+            f" more than {self._max_chars} characters fits. Yours has {num_chars} characters.",
+            code="context_length_exceeded",
+            param=param,
+        )
 
     def _checked(self, prompt: list[int], param: str) -> list[int]:
         if not prompt:

@@ -21,6 +21,7 @@ from app.completions.fields import (
     Seed,
     Stops,
     Temperature,
+    TemplateVariables,
     Text,
     TokenCount,
     TopK,
@@ -127,7 +128,7 @@ class ChatMessage(BaseModel):
 class ChatCompletionBody(CommonBody):
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
     max_completion_tokens: TokenCount | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: TemplateVariables | None = None
 
     verbosity: Literal["low", "medium", "high"] | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = (

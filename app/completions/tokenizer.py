@@ -8,7 +8,9 @@ own special tokens, and a plain prompt gets what the tokenizer's post-processor 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,12 @@ from app.completions.chat_template import ChatTemplate
 from app.completions.detokenizer import Detokenizer, Vocabulary, read_vocabulary
 
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
+_MAX_THREADS = 32
+
+
+def _threads() -> ThreadPoolExecutor:
+    num = min(_MAX_THREADS, (os.cpu_count() or 1) + 4)  # as asyncio's own
+    return ThreadPoolExecutor(num, thread_name_prefix="prompts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +37,8 @@ class Tokenizer:
     vocabulary: Vocabulary
     chat_template: ChatTemplate | None
     special_tokens: Mapping[str, str] = field(default_factory=dict)
+    threads: ThreadPoolExecutor = field(default_factory=_threads, compare=False)
+    """In which prompts are made: of their own, so that none waits for a disk or a bucket."""
 
     @classmethod
     def from_folder(cls, folder: Path) -> Tokenizer:

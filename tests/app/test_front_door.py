@@ -150,7 +150,5 @@ def test_a_route_is_found_for_the_method_that_it_has() -> None:
     app = FastAPI()
     app.get("/look")(lambda: None)
     routes = RouteFinder(app)
-    found = {
-        method: routes.find({"method": method, "path": "/look"}) for method in ("GET", "POST")
-    }
+    found = {method: routes.find({"method": method, "path": "/look"}) for method in ("GET", "POST")}
     assert getattr(found["GET"], "path", None) == "/look" and found["POST"] is None

@@ -1,14 +1,20 @@
 from __future__ import annotations
 
+import asyncio
 import dataclasses
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from app.completions.chat_template import ChatTemplate, Message
+from app.completions.fields import MAX_VARIABLES_CHARS, MAX_VARIABLES_DEPTH
 from app.completions.prompting import Prompter
 from app.completions.schemas import ChatCompletionBody
 from app.completions.tokenizer import Tokenizer
+from app.error_handlers import from_validation
 from app.errors import BadRequestError
 
 SPELL_OUT = "{% for m in messages %}{{ m | tojson }}\n{% endfor %}"
@@ -116,6 +122,69 @@ async def test_variables_of_the_client_reach_the_template(prompter: Prompter) ->
     body = chat({"role": "user", "content": "hi"}, chat_template_kwargs={"mood": "calm"})
     ids = await with_template(prompter, "{{ mood }}").chat(body)
     assert prompter.tokenizer.model.decode(ids) == "calm"
+
+
+def nested(num: int) -> Any:
+    """So many lists, each in the other."""
+    value: Any = []
+    for _ in range(num - 1):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "a" * MAX_VARIABLES_CHARS,
+        [0] * (MAX_VARIABLES_CHARS // 2),
+        {"a" * (MAX_VARIABLES_CHARS // 2): 1, "b" * (MAX_VARIABLES_CHARS // 2): 1},
+        10 ** (MAX_VARIABLES_CHARS + 1),
+        nested(MAX_VARIABLES_DEPTH),
+    ],
+    ids=["text", "numbers", "names", "digits", "depth"],
+)
+def test_variables_of_the_client_are_bounded_in_size_and_depth(value: Any) -> None:
+    with pytest.raises(ValidationError) as caught:
+        chat({"role": "user", "content": "hi"}, chat_template_kwargs={"x": value})
+    found = [{**each, "loc": ("body", *each["loc"])} for each in caught.value.errors()]
+    error = from_validation(found)
+    assert (error.code, error.param) == ("invalid_value", "chat_template_kwargs")
+
+
+def test_control_variables_within_the_bounds_are_taken() -> None:
+    for value in (
+        nested(MAX_VARIABLES_DEPTH - 1),
+        "a" * (MAX_VARIABLES_CHARS - 10),
+        *(2**63, 0.5, None, [True]),
+    ):
+        chat({"role": "user", "content": "hi"}, chat_template_kwargs={"x": value})
+
+
+async def test_a_template_that_says_more_than_fits_is_stopped_in_the_midst(
+    prompter: Prompter,
+) -> None:
+    endless = "{% for _ in range(100000) %}{{ x }}{% endfor %}{{ raise_exception('the end') }}"
+    body = chat({"role": "user", "content": "hi"}, chat_template_kwargs={"x": "a" * 100})
+    error = await refused(with_template(prompter, endless), body)
+    assert (error.code, error.param) == ("context_length_exceeded", "messages")
+    assert "more than 1024 characters" in error.message
+
+
+async def test_a_prompt_waits_for_no_disk_that_others_wait_for(prompter: Prompter) -> None:
+    """While others take all threads that go to a disk or a bucket, which is the control."""
+    loop, may_end = asyncio.get_running_loop(), threading.Event()
+    loop.set_default_executor(ThreadPoolExecutor(1))
+    hanging = asyncio.create_task(asyncio.to_thread(may_end.wait))
+    reading = asyncio.create_task(asyncio.to_thread(int))
+    try:
+        async with asyncio.timeout(30):
+            assert await prompter.texts(["The quick"]) == [[504, 2365]]
+            spell_out = with_template(prompter, SPELL_OUT)
+            await spell_out.chat(chat({"role": "user", "content": "hi"}))
+        assert not reading.done(), "it waits for the one that hangs: nothing was proved otherwise"
+    finally:
+        may_end.set()
+        await asyncio.gather(hanging, reading)
 
 
 async def test_text_that_cannot_fit_is_refused_before_it_is_tokenised(prompter: Prompter) -> None:
