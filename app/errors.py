@@ -53,6 +53,19 @@ class ApiError(Exception):
         self.internal = internal
         self.details = dict(details or {})
 
+    def again(self, **details: Any) -> ApiError:
+        """The same for another request: a raised one keeps alive all that led to it."""
+        return ApiError(
+            self.status,
+            self.code,
+            self.type,
+            self.message,
+            param=self.param,
+            headers=self.headers,
+            internal=self.internal,
+            details={**self.details, **details},
+        )
+
     def body(self) -> dict[str, Any]:
         """OpenAI's error body: `{"error": {"message", "type", "param", "code", ...details}}`."""
         error = {

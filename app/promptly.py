@@ -1,7 +1,8 @@
 """An answer in time, or none: how long a request waits for what it depends on.
 
-Knows nothing of what is asked. Invariant: nobody waits longer than was said, also where what was
-asked cannot be stopped that soon: it is left to end by itself.
+Knows nothing of what is asked. Invariants: nobody waits longer than was said, also where what was
+asked cannot be stopped that soon: it is left to end by itself; a process that is late itself looks
+at what has come meanwhile before it calls somebody else late.
 """
 
 from __future__ import annotations
@@ -13,6 +14,10 @@ from typing import Any, TypeVar
 from app.errors import UnavailableError
 
 T = TypeVar("T")
+
+SLICES = 5
+"""Of a wait. While the event loop takes longer for one turn than for a slice, there are as many
+turns in it, and an answer that needs several of them is heard; else they change nothing."""
 
 _left: set[asyncio.Task[Any]] = set()  # the event loop itself keeps no task alive
 
@@ -29,8 +34,7 @@ async def promptly(work: Coroutine[Any, Any, T], timeout_s: float, *, of: str = 
     """
     task = asyncio.create_task(work)
     try:
-        await asyncio.wait((task,), timeout=timeout_s)
-        if task.done():
+        if await is_done_within(task, timeout_s):
             return task.result()
         raise TooLateError(internal=f"{of}: slow")
     finally:
@@ -43,10 +47,18 @@ async def done_or_left(work: Coroutine[Any, Any, None], timeout_s: float) -> boo
     """Whether `work` was done within `timeout_s`. If not, it goes on by itself."""
     task = asyncio.create_task(work)
     try:
-        await asyncio.wait((task,), timeout=timeout_s)
-        return task.done()
+        return await is_done_within(task, timeout_s)
     finally:
         _leave(task)
+
+
+async def is_done_within(future: asyncio.Future[Any], timeout_s: float) -> bool:
+    """Wait for it. It is not cancelled where it takes longer."""
+    for _ in range(SLICES):
+        await asyncio.wait((future,), timeout=timeout_s / SLICES)
+        if future.done():
+            return True
+    return False
 
 
 def _leave(task: asyncio.Task[Any]) -> None:

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 
 import structlog
 import uvicorn
+import uvloop
 from fastapi import FastAPI
 
 from app.adapters.intake import sweep_staging
@@ -35,7 +36,7 @@ KEEP_ALIVE_S = 75
 def main() -> None:
     configure_logging("api")
     # pydantic-settings fills the fields from the environment.
-    asyncio.run(serve(Settings()))
+    uvloop.run(serve(Settings()))
 
 
 async def serve(settings: Settings) -> None:

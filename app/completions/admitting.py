@@ -15,7 +15,7 @@ from functools import partial
 import msgspec
 
 from app.adapters.resolver import ResolvedModel
-from app.admission.messages import NANOS, Decision, Prices, Record, SequenceAsk
+from app.admission.messages import NANOS, Ask, Decision, Prices, Record, SequenceAsk
 from app.admission.service import DAY_MS
 from app.auth import Principal
 from app.context import AppContext
@@ -26,6 +26,9 @@ from app.plans.limits import Kind, Limit
 from app.prices.repository import price_in_force
 from app.prices.tables import Price
 from engine.messages import EngineRequest
+
+DEEP = 32
+"""Requests that may wait: from there on a queue that was full is not empty a moment later."""
 
 
 @dataclass(slots=True)
@@ -91,7 +94,9 @@ async def admitted(
             decision = await context.redis.ask(partial(context.admission.admit, ask))
         except ApiError as error:
             must_release = error.status != 429
+            _note_refusal(context, principal, ask, error)
             raise
+        context.turnstile.let_in(principal.key_id)
         admitted = Admitted(decision, prices)
         yield admitted
     finally:
@@ -100,6 +105,22 @@ async def admitted(
             await context.redis.tell(
                 partial(context.admission.release, ask, is_accepted=is_accepted)
             )
+
+
+def _note_refusal(context: AppContext, principal: Principal, ask: Ask, error: ApiError) -> None:
+    """That a deep queue of its own is full counts for the key's next requests as well."""
+    limit = error.details.get("limit", {})
+    if (
+        error.code == "queue_full"
+        and len(ask.sequences) == 1
+        and limit["scope"] != "adapter"
+        and limit["limit"] >= DEEP
+    ):
+        refusal = error.again(decision_of=ask.request_id)
+        wait_s = context.settings.max_queue_wait_s
+        context.turnstile.remember(principal.key_id, refusal, wait_s)
+    elif error.status == 429:
+        context.turnstile.let_in(principal.key_id)
 
 
 async def _prices(

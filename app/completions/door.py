@@ -34,7 +34,6 @@ async def refuse_overload(
     if is_flex:
         context.turnstile.note_flex(principal.key_id)
     if context.queue.num_queued + ahead.num < FEW:
-        context.turnstile.let_in(principal.key_id)
         return
     try:
         load = await context.redis.ask(partial(context.queue.load, principal.tenant_id))
@@ -51,13 +50,11 @@ async def refuse_overload(
         reserved_share=principal.terms.reserved_share,
     )
     if not _is_too_much(load, wait_s, limit_s, settings.max_queued_requests):
-        context.turnstile.let_in(principal.key_id)
         return
+    refusal = _refusal(load, wait_s)
     if limit_s >= settings.max_queue_wait_s:
-        # NOTE: not the error that is raised: that keeps the whole request alive.
-        refusal = _refusal(load, wait_s)
         context.turnstile.remember(principal.key_id, refusal, settings.max_queue_wait_s)
-    raise _refusal(load, wait_s)
+    raise refusal
 
 
 def _refusal(load: QueueLoad, wait_s: float | None) -> UnavailableError:

@@ -1,15 +1,15 @@
-"""Says again what a key was told a moment ago: that too much waits.
+"""Says again what a key was told a moment ago: that too much waits, of all or of its own.
 
 The way to a refusal leads through the body, the registry and the queue. At many times the demand
 that can be served a process would do little else, and serve less than it could. So what the door
-(`app.completions.door`) has said counts for the same key for `REMEMBERED_S`, before the body is
-read or anybody is asked. After that one request goes to ask again, and the others need not: what it
-hears they hear. Knows nothing of queues. Invariants: nobody is refused here who was not refused
-there so lately that the queue is still as full, or whose like is being asked, for `ASKING_S` at
-most; who is let in there lets in all others; a key that asked for the tier `flex` within
-`PATIENT_S`, which may wait longer than others, is not refused here; what a key was told is
-forgotten within seconds of its last request; every refusal is counted once, here or where its
-answer is watched.
+(`app.completions.door`) or admission (`app.completions.admitting`) has said counts for the same key
+for `REMEMBERED_S`, before the body is read or anybody is asked. After that one request goes to ask
+again, and the others need not: what it hears they hear. Knows nothing of queues. Invariants: nobody
+is refused here who was not refused there so lately that the queue is still as full, or whose like
+is being asked, for `ASKING_S` at most; who is let in there lets in all others; a key that asked for
+the tier `flex` within `PATIENT_S`, which may wait longer than others, is not refused here; what a
+key was told is forgotten within seconds of its last request; every refusal is counted once, here or
+where its answer is watched.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from starlette.types import Scope
 
 from app.completions.entering import Entering
 from app.error_handlers import error_response
-from app.errors import ApiError, UnavailableError
+from app.errors import ApiError
 from app.front_door import shown_key
 from app.metrics.answers import REJECTIONS, AnswerMetrics
 
@@ -44,7 +44,7 @@ class _Known:
     """A key that was verified. `refusal` is what it was told, and counts until `refused_until`."""
 
     known_until: float
-    refusal: UnavailableError | None = None
+    refusal: ApiError | None = None
     refused_until: float = 0.0
     patient_until: float = 0.0
 
@@ -68,7 +68,7 @@ class Turnstile:
         """Of verified keys, by the hash of how they are shown."""
         self.entering = Entering()
 
-    def recall(self, shown: bytes) -> UnavailableError | None:
+    def recall(self, shown: bytes) -> ApiError | None:
         """What whoever shows this key is told, if it was told the same just now."""
         holder, now = self._holder(shown), self._clock()
         known = None if holder is None else self._keys.get(holder.key_id)
@@ -90,10 +90,10 @@ class Turnstile:
             self._holders.clear()
         self._holders[hash(shown)] = _Holder(key_id, tenant_id, self._clock() + KNOWN_S)
 
-    def remember(self, key_id: str, refusal: UnavailableError, max_queue_wait_s: float) -> None:
+    def remember(self, key_id: str, refusal: ApiError, max_queue_wait_s: float) -> None:
         """The key was refused, though it would have waited as long as anybody but flex may."""
         known = self._known(key_id)
-        known.refusal = refusal
+        known.refusal = refusal.again()
         known.refused_until = self._clock() + min(REMEMBERED_S, max_queue_wait_s / QUEUE_SHARE)
 
     def let_in(self, key_id: str) -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from app.errors import UnavailableError
+from app.promptly import is_done_within
 from app.requests.acceptance_repository import LOST, AcceptanceConnection, NewRequest
 
 log = structlog.get_logger()
@@ -92,17 +93,19 @@ class Acceptance:
         arrival = _Arrival(requests)
         self._arrivals.append(arrival)
         self._has_arrivals.set()
+        timeout_s = self._timeout_s * (HURRIED_SHARE if is_hurried else 1)
         try:
-            # NOTE: leaving early cancels the future, which is how `_run` knows that nobody waits.
-            async with asyncio.timeout(self._timeout_s * (HURRIED_SHARE if is_hurried else 1)):
-                await arrival.committed
-        except (TimeoutError, asyncio.CancelledError) as error:
+            is_answered = await is_done_within(arrival.committed, timeout_s)
+        except asyncio.CancelledError:
             if arrival.is_committed:  # in the same instant
                 self._unsettled += requests
                 self._has_arrivals.set()
-            if isinstance(error, TimeoutError):
-                raise UnavailableError(internal="acceptance: Postgres is slow") from error
             raise
+        finally:
+            arrival.committed.cancel()  # how `_run` knows that nobody waits
+        if not is_answered:
+            raise UnavailableError(internal="acceptance: Postgres is slow")
+        arrival.committed.result()
 
     async def _run(self) -> None:
         while True:

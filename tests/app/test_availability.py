@@ -7,8 +7,10 @@ import time
 
 import pytest
 
+import app.promptly
 from app.availability import Availability
 from app.errors import NotFoundError, UnavailableError
+from app.promptly import TooLateError, promptly
 from tests.builders.waiting import until
 
 TIMEOUT_S = 0.05
@@ -79,3 +81,46 @@ async def test_what_is_told_to_who_is_away_goes_on_by_itself() -> None:
     dependency.is_there.set()
     await until(lambda: dependency.num_done >= 2)
     await availability.close()
+
+
+TURN_S = 0.03
+NUM_TURNS = 5
+
+
+async def _turns() -> str:
+    """An answer that takes as many turns of the event loop, as round trips do."""
+    for _ in range(NUM_TURNS):
+        await asyncio.sleep(0)
+    return "answer"
+
+
+async def _asked_while_late() -> str:
+    """Of a dependency that answers at once, while each turn of the loop takes half its time."""
+
+    async def be_busy() -> None:
+        while True:
+            time.sleep(TURN_S)  # noqa: ASYNC251 (that is the point)
+            await asyncio.sleep(0)
+
+    busy = asyncio.create_task(be_busy())
+    try:
+        return await promptly(_turns(), TIMEOUT_S)
+    finally:
+        busy.cancel()
+
+
+async def test_a_process_that_is_late_itself_calls_nobody_late() -> None:
+    assert await _asked_while_late() == "answer"
+
+
+async def test_control_a_wait_in_one_piece_calls_it_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app.promptly, "SLICES", 1)
+    with pytest.raises(TooLateError):
+        await _asked_while_late()
+
+
+async def test_who_never_answers_is_given_up_in_time() -> None:
+    began_at = time.monotonic()
+    with pytest.raises(TooLateError):
+        await promptly(asyncio.Event().wait(), TIMEOUT_S)
+    assert TIMEOUT_S <= time.monotonic() - began_at < 2 * TIMEOUT_S

@@ -7,6 +7,7 @@ import httpx
 import pytest
 import redis
 
+from app.completions.turnstile import REMEMBERED_S
 from app.context import AppContext
 from engine.messages import EngineError, EngineRequest
 from engine.transport import keys
@@ -226,8 +227,10 @@ async def test_a_tenant_whose_queue_is_full_by_default_is_told_when_to_come_back
     waiting = [asyncio.create_task(post(api, acme, body())) for _ in range(depth)]
     with redis.Redis.from_url(redis_url) as server:
         await until(lambda: server.zcard(keys.queue(acme.id)) == depth, timeout_s=30)
+    responses = []
     for stream in (False, True):
         response = await post(api, acme, body(stream=stream))
+        responses.append(response)
         error = response.json()["error"]
         assert (response.status_code, error["code"], error["type"]) == (
             429,
@@ -235,7 +238,13 @@ async def test_a_tenant_whose_queue_is_full_by_default_is_told_when_to_come_back
             "requests",
         )
         assert 1 <= int(response.headers["retry-after"]) <= 60
-
+    # What it was told counts for the next as well, before the body is read.
+    again = await api.post(PATH, content=b"{", headers=acme.headers)
+    repeated = again.json()["error"]
+    assert (again.status_code, repeated["code"]) == (429, "queue_full")
+    assert repeated["limit"] == error["limit"]
+    assert repeated["decision_of"] in [response.headers["x-request-id"] for response in responses]
+    await asyncio.sleep(REMEMBERED_S)
     reply = say("late")
     with StubEngine(redis_url, reply=lambda request: reply):
         statuses = [(await response).status_code for response in waiting]
