@@ -22,9 +22,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
+import aiohttp
 import redis.asyncio
 
+from bench.crowd import crowd_session
 from bench.load import arrival_offsets
 from bench.local_stack import MODEL_ID, LocalStack
 from bench.report import percentile_ms
@@ -59,7 +60,7 @@ class Answered:
     retry_after: str | None
 
 
-async def ask(client: httpx.AsyncClient, number: int, due_at: float) -> Answered:
+async def ask(client: aiohttp.ClientSession, number: int, due_at: float) -> Answered:
     body = {
         "model": MODEL_ID,
         "prompt": [number % 250, 7, 11, 13] * 4,
@@ -67,15 +68,16 @@ async def ask(client: httpx.AsyncClient, number: int, due_at: float) -> Answered
         "temperature": 0,
     }
     try:
-        response = await client.post("/v1/completions", json=body)
-        status, retry_after = response.status_code, response.headers.get("retry-after")
-    except httpx.TransportError:
+        async with client.post("/v1/completions", json=body) as response:
+            await response.read()
+            status, retry_after = response.status, response.headers.get("retry-after")
+    except (aiohttp.ClientError, TimeoutError):
         status, retry_after = 0, None
     now = time.perf_counter()
     return Answered(status, due_at, now - due_at, now, retry_after)
 
 
-async def peak(clients: Sequence[httpx.AsyncClient], num_seats: int, seconds: float) -> float:
+async def peak(clients: Sequence[aiohttp.ClientSession], num_seats: int, seconds: float) -> float:
     """Answers a second, of as many clients as keep the engine full and the queue short.
 
     Raises RuntimeError where there are none.
@@ -97,7 +99,7 @@ async def peak(clients: Sequence[httpx.AsyncClient], num_seats: int, seconds: fl
 
 
 async def overload(
-    clients: Sequence[httpx.AsyncClient], rate: float, seconds: float
+    clients: Sequence[aiohttp.ClientSession], rate: float, seconds: float
 ) -> tuple[float, list[Answered]]:
     """Answers a second, and all that was heard."""
     offsets = arrival_offsets(rate, int(rate * seconds), seed=1)
@@ -148,22 +150,14 @@ async def queue_is_empty(redis_url: str) -> float:
 async def measure(
     stack: LocalStack, tenant_keys: Sequence[str], num_seats: int, seconds: float
 ) -> dict[str, Any]:
-    clients = [
-        httpx.AsyncClient(
-            base_url=stack.url,
-            headers={"x-api-key": key},
-            timeout=60,
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
-        )
-        for key in tenant_keys
-    ]
+    clients = [crowd_session(stack.url, key) for key in tenant_keys]
     peak_per_s = await peak(clients, num_seats, min(seconds, 15.0))
     loading = asyncio.create_task(overload(clients, EXCESS * peak_per_s, seconds))
     await asyncio.sleep(0.1 + seconds)
     empty_s = await queue_is_empty(stack.redis_url)
     goodput, answers = await loading
     for client in clients:
-        await client.aclose()
+        await client.close()
     return {
         "peak_per_s": round(peak_per_s, 2),
         "offered_per_s": round(EXCESS * peak_per_s, 1),
