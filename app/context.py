@@ -17,6 +17,7 @@ from typing import Annotated, cast
 from fastapi import Depends, Request
 from opentelemetry.trace import Tracer
 
+from app.adapters.downloading import DownloadSlots
 from app.adapters.validator import Validator
 from app.admission.service import Admission
 from app.admission.settlement import load_spend
@@ -78,6 +79,7 @@ class AppContext:
     vault: FileVault | None = None
     validator: Validator = field(default_factory=Validator)
     turnstile: Turnstile = field(default_factory=Turnstile)
+    downloads: DownloadSlots = field(default_factory=DownloadSlots)
 
 
 @asynccontextmanager

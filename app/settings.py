@@ -143,6 +143,8 @@ class Settings(WorkerSettings):
     verifies them.
     `max_file_bytes` is what one file may hold, `max_tenant_file_bytes` all of a tenant's together.
     Uploads in parts are cut into `upload_part_bytes`.
+    With `download_url_s` files in a bucket are downloaded from there, by URLs that are good for so
+    long; with 0 through the API.
     `metrics_top_tenants`: how many tenants have metrics of their own. `otlp_endpoint`, which is
     OpenTelemetry's own variable, takes traces.
     """
@@ -156,6 +158,7 @@ class Settings(WorkerSettings):
     tenant_queue_depth: int = Field(default=32, ge=1)
     max_body_bytes: int = Field(default=4 * MEBIBYTE, ge=1024)
     upload_part_bytes: int = Field(default=16 * MEBIBYTE, ge=1024)
+    download_url_s: int = Field(default=0, ge=0, le=86_400)
     max_file_bytes: int = Field(default=200 * MEBIBYTE, ge=1024)
     max_tenant_file_bytes: int = Field(default=10 * 1024 * MEBIBYTE, ge=1024)
     database_pool_size: int = Field(default=20, ge=1)

@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 from typing import Protocol
 
@@ -23,7 +24,8 @@ from lora.digest import adapter_digest, copy_and_hash, hash_file
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 CHAT_TEMPLATE_FILE = "chat_template.jinja"
-ADAPTER_FILES = frozenset({CONFIG_FILE, WEIGHTS_FILE, CHAT_TEMPLATE_FILE})
+EVAL_FILE = "eval.jsonl"
+ADAPTER_FILES = frozenset({CONFIG_FILE, WEIGHTS_FILE, CHAT_TEMPLATE_FILE, EVAL_FILE})
 
 _TENANT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
@@ -75,6 +77,25 @@ class AdapterStore(Protocol):
         """
         ...
 
+    def read_range(self, locator: str, name: str, start: int, num_bytes: int) -> bytes:
+        """A piece of one file: what there is from `start` on, `num_bytes` at most. As `read`."""
+        ...
+
+    def sign(self, locator: str, name: str, lifetime: timedelta) -> str | None:
+        """A URL by which anybody may read one file for so long; None where the store has none.
+
+        Raises AdapterMissingError for what is no locator, or StoreUnavailableError.
+        """
+        ...
+
+    def contains(self, locator: str) -> bool:
+        """Whether the adapter is there, and whole, without a look at what is in its files.
+
+        What a `delete` that failed has left is not. Raises AdapterMissingError for what is no
+        locator, or StoreUnavailableError.
+        """
+        ...
+
     def delete(self, locator: str) -> None:
         """Forget the adapter; nothing happens where it is not there."""
         ...
@@ -117,6 +138,26 @@ class LocalAdapterStore:
             return (self.fetch(locator) / name).read_bytes()
         except FileNotFoundError as error:
             raise AdapterMissingError(f"no {name} at {locator}") from error
+
+    def read_range(self, locator: str, name: str, start: int, num_bytes: int) -> bytes:
+        try:
+            with (self.fetch(locator) / name).open("rb") as source:
+                source.seek(start)
+                return source.read(num_bytes)
+        except FileNotFoundError as error:
+            raise AdapterMissingError(f"no {name} at {locator}") from error
+
+    def sign(self, locator: str, name: str, lifetime: timedelta) -> str | None:
+        split_locator(locator)
+        return None
+
+    def contains(self, locator: str) -> bool:
+        split_locator(locator)
+        try:
+            self.fetch(locator)
+        except AdapterMissingError:
+            return False
+        return True
 
     def delete(self, locator: str) -> None:
         folder = folder_of(self._root, locator)

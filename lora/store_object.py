@@ -15,11 +15,13 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import obstore
 from obstore.exceptions import BaseError
+from obstore.store import AzureStore, GCSStore, S3Store
 
 from lora.digest import CHUNK_BYTES, FileDigest, adapter_digest, canonical_rows, hash_file
 from lora.store import (
@@ -89,6 +91,31 @@ class ObjectAdapterStore:
             except FileNotFoundError as error:
                 raise AdapterMissingError(f"no {name} at {locator}") from error
 
+    def read_range(self, locator: str, name: str, start: int, num_bytes: int) -> bytes:
+        split_locator(locator)
+        path = f"{locator}/{name}"
+        with _store_errors():
+            try:
+                piece = obstore.get_range(self._objects, path, start=start, length=num_bytes)
+            except FileNotFoundError as error:
+                raise AdapterMissingError(f"no {name} at {locator}") from error
+        return bytes(piece)
+
+    def sign(self, locator: str, name: str, lifetime: timedelta) -> str | None:
+        split_locator(locator)
+        if not isinstance(self._objects, S3Store | GCSStore | AzureStore):
+            return None
+        with _store_errors():
+            return obstore.sign(self._objects, "GET", f"{locator}/{name}", lifetime)
+
+    def contains(self, locator: str) -> bool:
+        split_locator(locator)
+        try:
+            rows = read_index(self._read_index(locator), locator)
+        except (AdapterMissingError, AdapterCorruptError):
+            return False
+        return all(self._has(locator, row) for row in rows)
+
     def delete(self, locator: str) -> None:
         """The index first: from then on the adapter is not there."""
         split_locator(locator)
@@ -97,6 +124,14 @@ class ObjectAdapterStore:
                 with suppress(FileNotFoundError):
                     obstore.delete(self._objects, f"{locator}/{name}")
         self._cache.drop(locator)
+
+    def _has(self, locator: str, row: FileDigest) -> bool:
+        with _store_errors():
+            try:
+                found = obstore.head(self._objects, f"{locator}/{row.name}")
+            except FileNotFoundError:
+                return False
+        return found["size"] == row.num_bytes
 
     def _read_index(self, locator: str) -> bytes:
         with _store_errors():

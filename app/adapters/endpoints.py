@@ -10,6 +10,7 @@ from fastapi import APIRouter, Depends
 
 from app.adapters import deletion, service
 from app.adapters.alias_endpoints import alias_router
+from app.adapters.download_endpoints import download_router
 from app.adapters.repository import AdapterRepository
 from app.adapters.residency_endpoints import residency_router
 from app.adapters.schemas import AdapterCreate, AdapterView
@@ -62,6 +63,7 @@ tenant_router = APIRouter(dependencies=[Depends(tenant_for_itself)])
 for _router in (admin_router, tenant_router):
     _router.include_router(router)
     _router.include_router(version_router)
+    _router.include_router(download_router)
     _router.include_router(validate_router)
     _router.include_router(alias_router)
     _router.include_router(rollout_router)

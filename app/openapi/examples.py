@@ -138,6 +138,12 @@ RESPONSES: dict[str, Any] = {
     },
     "GET /metrics": "# TYPE tenfold_requests_total counter\n",
     "GET /files/{file}/content": '{"custom_id": "1"}\n',
+    "GET /adapters/{adapter}/versions/{version}/report": {
+        "status": "active",
+        "digest": f"sha256:{HEX}",
+        "checks": [],
+    },
+    "GET /adapters/{adapter}/versions/{version}/files/{path}": "(bytes of the file)",
     "GET /adapters/{adapter}/imports/{import_id}/events": "event: progress\ndata: {}\n\n",
 }
 """Answers of routes that declare none."""

@@ -88,6 +88,8 @@ async def send_adapters(calls: DocumentedCalls, operator: Operator, base: BaseSp
     await calls.send(f"GET {ADAPTER}")
     await calls.send(f"GET {ADAPTER}/versions")
     assert (await calls.send(f"GET {VERSION}")).json()["state"] == "active"
+    for below in ("report", "download", "files/{path}"):
+        await calls.send(f"GET {VERSION}/{below}")
     await calls.send(f"PUT {ALIAS}")
     await calls.send(f"GET {ALIAS}")
     await calls.send(f"GET {ALIAS}/history")

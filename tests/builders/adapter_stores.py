@@ -6,6 +6,7 @@ import shutil
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 
 from lora.store import WEIGHTS_FILE, AdapterStore
@@ -36,6 +37,15 @@ class CopyingStore:
 
     def read(self, locator: str, name: str) -> bytes:
         return self.origin.read(locator, name)
+
+    def read_range(self, locator: str, name: str, start: int, num_bytes: int) -> bytes:
+        return self.origin.read_range(locator, name, start, num_bytes)
+
+    def sign(self, locator: str, name: str, lifetime: timedelta) -> str | None:
+        return self.origin.sign(locator, name, lifetime)
+
+    def contains(self, locator: str) -> bool:
+        return self.origin.contains(locator)
 
     def delete(self, locator: str) -> None:
         self.origin.delete(locator)

@@ -33,7 +33,7 @@ what several of them must agree on is said to each of them from one value.
 
 {{- define "tenfold.apiSettings" -}}
 {{- include "tenfold.settingsEnv" (dict "settings" .Values.api.settings "variables" (dict "queueTimeoutSeconds" "QUEUE_TIMEOUT_S" "maxQueueTimeoutSeconds" "MAX_QUEUE_TIMEOUT_S" "maxQueueWaitSeconds" "MAX_QUEUE_WAIT_S" "maxQueuedRequests" "MAX_QUEUED_REQUESTS" "failoverTimeoutSeconds" "FAILOVER_TIMEOUT_S" "dependencyTimeoutSeconds" "DEPENDENCY_TIMEOUT_S" "clientStallTimeoutSeconds" "CLIENT_STALL_TIMEOUT_S" "bodyTimeoutSeconds" "BODY_TIMEOUT_S" "maxLoopLagSeconds" "MAX_LOOP_LAG_S" "maxUsageBacklog" "MAX_USAGE_BACKLOG")) }}
-{{- include "tenfold.settingsEnv" (dict "settings" .Values.adapters "variables" (dict "uploadPartBytes" "UPLOAD_PART_BYTES")) }}
+{{- include "tenfold.settingsEnv" (dict "settings" .Values.adapters "variables" (dict "uploadPartBytes" "UPLOAD_PART_BYTES" "downloadUrlSeconds" "DOWNLOAD_URL_S")) }}
 {{- include "tenfold.settingsEnv" (dict "settings" .Values.files "variables" (dict "maxFileBytes" "MAX_FILE_BYTES" "maxTenantBytes" "MAX_TENANT_FILE_BYTES")) }}
 {{- end -}}
 

@@ -23,6 +23,7 @@ from lora.digest import adapter_digest, hash_file
 from lora.store import CONFIG_FILE, WEIGHTS_FILE, AdapterStore
 from lora.store_open import open_objects, open_store
 from tests.builders.adapter_files import adapter_files
+from tests.builders.clock import Clock
 from tests.builders.operator import OPERATOR, Operator
 from tests.builders.part_sender import PartSender
 from tests.builders.peft_models import make_adapter, make_tiny_llama
@@ -164,3 +165,37 @@ async def test_a_worker_rejects_what_the_bucket_has_damaged_and_not_what_is_but_
         assert checked["state"] == "active" and "adapter_corrupt" not in rules
     else:
         assert (checked["state"], rules) == ("rejected", ["adapter_corrupt"])
+
+
+@pytest.mark.parametrize("lifetime_s", [0, 300])
+async def test_files_are_downloaded_from_the_bucket_by_a_signed_url_or_through_the_api(
+    operator: Operator,
+    context: AppContext,
+    tiny_base: BaseSpec,
+    clock: Clock,
+    lifetime_s: int,
+) -> None:
+    await operator.new_tenant("acme")
+    await operator.new_adapter("acme", "bot")
+    files = adapter_files(tiny_base)
+    assert (await operator.upload("acme", "bot", files)).status_code == 201
+    settings = context.settings.model_copy(update={"download_url_s": lifetime_s})
+    app = create_admin_app(replace(context, settings=settings))
+    path = "/admin/v1/tenants/acme/adapters/bot/versions/v1/download"
+    transport = httpx.ASGITransport(app)
+    async with (
+        httpx.AsyncClient(transport=transport, base_url="http://tenfold.test") as api,
+        httpx.AsyncClient() as anybody,
+    ):
+        listing = (await api.get(path, headers=OPERATOR)).json()
+        is_signed = lifetime_s > 0
+        expires_at = int(clock.now().timestamp()) + lifetime_s
+        assert listing["expires_at"] == (expires_at if is_signed else None)
+        for file in listing["files"]:
+            url = file["url"]
+            assert url.startswith("http://127.0.0.1" if is_signed else "/admin/v1/tenants/")
+            answer = await (anybody.get(url) if is_signed else api.get(url, headers=OPERATOR))
+            assert answer.content == files[file["path"]], answer.text
+            if is_signed:  # the control: without its signature, or for another file, it opens none
+                others = (url.partition("?")[0], url.replace(file["path"], "index.json"))
+                assert [(await anybody.get(each)).status_code for each in others] == [403, 403]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import httpx
 import obstore
 import pytest
 
@@ -17,6 +19,7 @@ from lora.store import (
     AdapterCorruptError,
     AdapterMissingError,
     AdapterStore,
+    LocalAdapterStore,
     StoreUnavailableError,
     locator_of,
 )
@@ -106,7 +109,7 @@ def test_deleting_one_tenants_copy_keeps_the_others(store: AdapterStore, adapter
 
 @pytest.mark.parametrize("locator", ["", "..", "ten_acme/../" + "a" * 64, "/etc/" + "a" * 64])
 def test_what_is_no_locator_names_nothing(store: AdapterStore, locator: str) -> None:
-    for call in (store.fetch, store.delete):
+    for call in (store.fetch, store.contains, store.delete):
         with pytest.raises(AdapterMissingError, match="not a locator"):
             call(locator)
 
@@ -275,6 +278,31 @@ def test_a_url_of_another_kind_opens_nothing(url: str) -> None:
         open_store(url)
 
 
+def test_a_file_is_read_a_piece_at_a_time(store: AdapterStore, adapter: Adapter) -> None:
+    files, digest = adapter
+    locator = store.put("ten_acme", digest, files)
+    content = files[WEIGHTS_FILE].read_bytes()
+    size = len(content) // 3 + 1
+    pieces = [
+        store.read_range(locator, WEIGHTS_FILE, start, size)
+        for start in range(0, len(content), size)
+    ]
+    assert b"".join(pieces) == content and len(pieces) == 3
+    for other, name in ((locator_of("ten_globex", digest), WEIGHTS_FILE), (locator, "x")):
+        with pytest.raises(AdapterMissingError):
+            store.read_range(other, name, 0, size)
+
+
+def test_only_a_bucket_signs_and_only_for_a_locator(store: AdapterStore, adapter: Adapter) -> None:
+    files, digest = adapter
+    locator = store.put("ten_acme", digest, files)
+    url = store.sign(locator, CONFIG_FILE, timedelta(minutes=1))
+    assert url is None or httpx.get(url).content == files[CONFIG_FILE].read_bytes()
+    assert (url is None) == isinstance(store, LocalAdapterStore)
+    with pytest.raises(AdapterMissingError, match="not a locator"):
+        store.sign("../other", CONFIG_FILE, timedelta(minutes=1))
+
+
 def test_one_file_is_read_without_the_others(
     store: AdapterStore, adapter: Adapter, tmp_path: Path
 ) -> None:
@@ -289,3 +317,53 @@ def test_one_file_is_read_without_the_others(
         with pytest.raises(AdapterMissingError):
             store.read(missing, CHAT_TEMPLATE_FILE)
     assert (store.fetch(locator) / CHAT_TEMPLATE_FILE).read_text() == "{{ messages }}"
+
+
+def test_an_adapter_is_contained_while_it_is_whole(store: AdapterStore, adapter: Adapter) -> None:
+    files, digest = adapter
+    locator = store.put("ten_acme", digest, files)
+    assert store.contains(locator)
+    assert not store.contains(locator_of("ten_globex", digest))
+    store.delete(locator)
+    assert not store.contains(locator)
+    store.put("ten_acme", digest, files)
+    assert store.contains(locator)
+
+
+@pytest.mark.parametrize("name", ["index.json", CONFIG_FILE, WEIGHTS_FILE])
+def test_what_a_delete_that_failed_has_left_is_not_contained(
+    s3: S3Server, bucket: str, open_s3: Open, adapter: Adapter, name: str
+) -> None:
+    """Objects go one by one, the index first; whatever is gone, the rest is no adapter."""
+    files, digest = adapter
+    store = open_s3("a")
+    locator = store.put("ten_acme", digest, files)
+    obstore.delete(open_objects(f"{bucket}/adapters", **s3.options()), f"{locator}/{name}")
+    assert not store.contains(locator)
+    left = {CONFIG_FILE, WEIGHTS_FILE} - {name}
+    assert all(store.read(locator, each) for each in left), "the control: it looks as if"
+    store.put("ten_acme", digest, files)
+    assert store.contains(locator)
+
+
+def test_a_file_of_another_length_and_a_damaged_index_are_no_whole_adapter(
+    s3: S3Server, bucket: str, open_s3: Open, adapter: Adapter
+) -> None:
+    files, digest = adapter
+    store = open_s3("a")
+    locator = store.put("ten_acme", digest, files)
+    objects = open_objects(f"{bucket}/adapters", **s3.options())
+    obstore.put(objects, f"{locator}/{WEIGHTS_FILE}", files[WEIGHTS_FILE].read_bytes()[:-1])
+    assert not store.contains(locator)
+    store.put("ten_acme", digest, files)
+    obstore.put(objects, f"{locator}/index.json", b"[]")
+    assert not store.contains(locator)
+
+
+def test_of_a_bucket_that_is_away_nobody_says_what_it_contains(
+    open_s3: Open, adapter: Adapter
+) -> None:
+    locator = open_s3("a").put("ten_acme", adapter[1], adapter[0])
+    away = open_s3("a", endpoint="http://127.0.0.1:1", retry_config={"max_retries": 0})
+    with pytest.raises(StoreUnavailableError):
+        away.contains(locator)
