@@ -152,6 +152,9 @@ class Holdings:
         room = self.max_num_tokens(sequence)
         if sequence.num_tokens < room:
             return None
+        if room == 0:
+            message = "The adapter leaves no page of this engine's pool to anything else."
+            return EngineError(code="adapter_too_large", message=message)
         message = f"The prompt has {sequence.num_tokens} tokens; this engine has room for {room}"
         if sequence.adapter is not None:
             message += " beside the adapter"

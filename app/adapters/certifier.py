@@ -39,6 +39,8 @@ _REFUSALS = {
     "adapter_corrupt": "adapter_corrupt",
     "adapter_load_failed": "adapter_load_failed",
     "adapter_too_large": "adapter_too_large",
+    # The base answered the same prompts: what is too much for the pool is the adapter.
+    "request_too_large": "adapter_too_large",
 }
 
 

@@ -188,9 +188,9 @@ def test_a_request_that_can_never_fit_is_answered_at_once() -> None:
             make_request("fits", [1] * 10),
         ]
     )
-    for name in ("long", "huge adapter"):
+    for name, code in (("long", "request_too_large"), ("huge adapter", "adapter_too_large")):
         (only,) = outputs[name]
-        assert only.error is not None and only.error.code == "request_too_large"
+        assert only.error is not None and only.error.code == code
     assert len(tokens_of({"fits": outputs["fits"]})["fits"]) == 8
 
 

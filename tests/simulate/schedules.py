@@ -165,7 +165,7 @@ def _figures(world: World, books: ServiceBooks, limit: float) -> Figures:
         num_aborted=sum(each.finish_reason is FinishReason.ABORT for each in asked),
         num_stopped=sum(each.finish_reason is FinishReason.STOP for each in asked),
         num_failed_loads=codes.count("adapter_corrupt"),
-        num_refused=codes.count("request_too_large"),
+        num_refused=sum(map(codes.count, ("adapter_too_large", "request_too_large"))),
         num_preempted=world.core.swapping.num_preempted,
         num_swapped=world.core.swapping.num_restored,
         num_contests=books.longest > limit,

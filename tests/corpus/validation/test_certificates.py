@@ -122,6 +122,20 @@ async def test_numbers_that_drown_the_model_are_refused(
     assert other["state"] == "active"
 
 
+async def test_an_adapter_that_no_engine_has_room_for_is_refused_at_its_trial(
+    operator: Operator, engine: RunningEngine, acme: str, context: AppContext
+) -> None:
+    """Its pages alone are more than the pool's; it was tried anew for ever."""
+    tensors = adapter_tensors(context.base, rank=1024, modules=list(context.base.linear_modules()))
+    config = adapter_config(r=1024, target_modules="all-linear")
+    version = await operator.push("acme", "bot", {CONFIG_FILE: config, WEIGHTS_FILE: save(tensors)})
+
+    assert version["state"] == "rejected"
+    assert "adapter_too_large" in [check["rule"] for check in version["report"]["checks"]]
+    other = await operator.push("acme", "bot", adapter_files(context.base, seed=7))
+    assert other["state"] == "active"
+
+
 async def test_numbers_beyond_reckoning_are_refused_before_an_engine_sees_them(
     operator: Operator, acme: str, context: AppContext
 ) -> None:
