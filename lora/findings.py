@@ -107,6 +107,7 @@ REFUSALS: dict[str, Refusal] = {
     "chat_template_invalid": Refusal(
         422, "Its chat_template.jinja does not render a small conversation within the limits."
     ),
+    "eval_invalid": Refusal(422, "A line of its eval.jsonl is no golden prompt."),
     "validation_limits_exceeded": Refusal(
         422, "Checking it took more time or memory than is allowed."
     ),

@@ -41,6 +41,7 @@ HINTS = {
     "multiple_adapters": "Save one adapter: save_pretrained(folder, selected_adapters=[name]).",
     "tensor_missing": _SAVE_AGAIN,
     "chat_template_invalid": "Try it with transformers: tokenizer.apply_chat_template(messages).",
+    "eval_invalid": 'A line is as of a rollout: {"prompt": "2 + 2 =", "exact": "4"}, for instance.',
     "validation_limits_exceeded": "Send fewer, larger tensors, and shorter patterns.",
     "canary_nonfinite": "Its numbers are too large: train it with a lower learning rate or scale.",
     "base_model_unverified": "Name the base's own id in base_model_name_or_path.",

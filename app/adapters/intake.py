@@ -22,6 +22,7 @@ from typing import Protocol
 from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.requests import Request
 
+from app.adapters.eval_check import eval_findings
 from app.adapters.jobs_repository import add_job
 from app.adapters.known_bases import known_bases
 from app.adapters.override_limit import override_limit
@@ -51,11 +52,11 @@ from app.tables import Adapter, AdapterVersion
 from app.uploads.quotas import Quotas
 from lora.base_spec import BaseSpec
 from lora.digest import FileDigest
+from lora.findings import Finding
 from lora.limits import DEFAULT_LIMITS, ManifestLimits
-from lora.store import AdapterStore, locator_of, remove_stale
+from lora.store import STALE_STAGING_S, AdapterStore, locator_of, remove_stale
 
 STAGING_FOLDER = "uploads"
-STALE_STAGING_S = 86_400.0
 
 
 class IntakeContext(Protocol):
@@ -131,7 +132,7 @@ async def accept_folder(
         adapter = await find_adapter(session, tenant_id, adapter_reference)
         limits = await _limits_of(context, session, tenant_id)
         others = await known_bases(session, tenant_id, context.settings.other_bases)
-    found = await template_findings(context.sandbox, tenant_id, folder, files, context.base)
+    found = await _companions_findings(context, tenant_id, folder, files)
     checked = await check_folder(
         context.validator, folder, files, context.base, limits, known_bases=others, found=found
     )
@@ -162,7 +163,7 @@ async def dry_run(context: AppContext, tenant_id: str, reference: str, request: 
     with staging(context.settings.data_dir) as folder:
         with storage_errors():
             files = await receive_files(request, folder, context.settings.max_upload_bytes)
-        found = await template_findings(context.sandbox, tenant_id, folder, files, context.base)
+        found = await _companions_findings(context, tenant_id, folder, files)
         return await check_folder(
             context.validator,
             folder,
@@ -173,6 +174,14 @@ async def dry_run(context: AppContext, tenant_id: str, reference: str, request: 
             found=found,
             reads_values=True,
         )
+
+
+async def _companions_findings(
+    context: IntakeContext, tenant_id: str, folder: Path, files: Mapping[str, FileDigest]
+) -> tuple[Finding, ...]:
+    """Of what an adapter may bring beside its configuration and its weights."""
+    found = await template_findings(context.sandbox, tenant_id, folder, files, context.base)
+    return (*found, *await eval_findings(folder, files))
 
 
 async def _limits_of(

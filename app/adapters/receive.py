@@ -19,8 +19,9 @@ from app.receiving import (
     refuse_encoding,
     too_large,
 )
+from app.rollouts.golden_file import MAX_BYTES as MAX_EVAL_BYTES
 from lora.digest import FileDigest
-from lora.store import CHAT_TEMPLATE_FILE, CONFIG_FILE, WEIGHTS_FILE
+from lora.store import CHAT_TEMPLATE_FILE, CONFIG_FILE, EVAL_FILE, WEIGHTS_FILE
 
 MAX_CONFIG_BYTES = 1 << 20  # `lora` has its own, lower limit, and a better answer
 
@@ -52,4 +53,5 @@ def max_bytes_by_name(max_upload_bytes: int) -> dict[str, int]:
         CONFIG_FILE: MAX_CONFIG_BYTES,
         WEIGHTS_FILE: max_upload_bytes,
         CHAT_TEMPLATE_FILE: MAX_TEMPLATE_BYTES,
+        EVAL_FILE: MAX_EVAL_BYTES,
     }

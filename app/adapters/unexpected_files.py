@@ -32,7 +32,7 @@ def refuse_unexpected(name: str, head: bytes) -> ApiError:
     if code is None:
         return UnprocessableError(
             f"'{shown}' is not part of an adapter. Send adapter_config.json, "
-            "adapter_model.safetensors and, if it has one, chat_template.jinja only.",
+            "adapter_model.safetensors and, if it has them, chat_template.jinja and eval.jsonl.",
             code="file_not_allowed",
             param=shown,
         )

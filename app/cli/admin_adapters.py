@@ -21,7 +21,7 @@ from app.cli.admin_client import (
     show_json,
     stderr,
 )
-from lora.store import CHAT_TEMPLATE_FILE, CONFIG_FILE, WEIGHTS_FILE
+from lora.store import CHAT_TEMPLATE_FILE, CONFIG_FILE, EVAL_FILE, WEIGHTS_FILE
 
 COLUMNS = ("id", "name", "base_model", "aliases")
 VERSION_COLUMNS = ("id", "version", "state", "digest", "bytes")
@@ -121,7 +121,8 @@ def _upload(client: AdminClient, path: str, folder: Path, wait_s: float) -> http
     paths = [folder / CONFIG_FILE, folder / WEIGHTS_FILE]
     for missing in (file for file in paths if not file.is_file()):
         fail(f"{missing} is missing: a PEFT folder with safetensors is expected")
-    paths += [path for path in (folder / CHAT_TEMPLATE_FILE,) if path.is_file()]
+    others = (folder / CHAT_TEMPLATE_FILE, folder / EVAL_FILE)
+    paths += [path for path in others if path.is_file()]
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
     with (
         ExitStack() as stack,

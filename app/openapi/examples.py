@@ -29,6 +29,7 @@ FILES = {
         "adapter_config.json": {"type": "string", "format": "binary"},
         "adapter_model.safetensors": {"type": "string", "format": "binary"},
         "chat_template.jinja": {"type": "string", "format": "binary"},
+        "eval.jsonl": {"type": "string", "format": "binary"},
     },
 }
 FILES_EXAMPLE = {

@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from lora.digest import adapter_digest, hash_file
-from lora.store import CHAT_TEMPLATE_FILE, CONFIG_FILE, WEIGHTS_FILE
+from lora.store import CHAT_TEMPLATE_FILE, CONFIG_FILE, EVAL_FILE, WEIGHTS_FILE
 from lora.values import MAX_MAGNITUDE
 from tests.builders.chat_templates import SMOLLM2
 from tests.builders.peft_models import make_adapter
@@ -88,6 +88,7 @@ def test_a_bad_one_fails_with_the_rule_that_it_breaks(
     elif damage == "config":
         config.write_text(json.dumps(json.loads(config.read_text()) | {"use_qalora": True}))
         (folder / CHAT_TEMPLATE_FILE).write_text("{% for %}")
+        (folder / EVAL_FILE).write_text('{"prompt": "?"}')
     elif damage == "drowning":
         changes = {"use_dora": False, "lora_alpha": 40_000}
         config.write_text(json.dumps(json.loads(config.read_text()) | changes))
@@ -112,6 +113,7 @@ def test_a_bad_one_fails_with_the_rule_that_it_breaks(
     rules = [each["rule"] for each in report["checks"]]
     assert rule in rules
     assert ("chat_template_invalid" in rules) == (damage == "config")
+    assert ("eval_invalid" in rules) == (damage == "config")
 
 
 def test_a_base_that_is_none_is_said_to_be_so(trained: Path, tmp_path: Path) -> None:
