@@ -1,6 +1,7 @@
 """The golden prompts that a version brought with it, read from where its bytes are.
 
-Knows nothing of rollouts. Invariant: what is read is what was accepted, byte for byte.
+Knows nothing of how they are asked. Invariants: what is read is what was accepted, byte for byte;
+no registry connection is held while it is read.
 """
 
 from __future__ import annotations
@@ -8,12 +9,31 @@ from __future__ import annotations
 import asyncio
 import hashlib
 
+from app.adapters.residency import find_at_tenant
 from app.adapters.storage_errors import storage_errors
+from app.context import AppContext
 from app.errors import BadRequestError, UnavailableError
+from app.rollouts.golden import GOLDEN
 from app.rollouts.golden_file import GoldenFileError, read_golden_file
 from app.rollouts.golden_schemas import GoldenPrompt
+from app.rollouts.schemas import RolloutCreate
 from app.tables import AdapterVersion
 from lora.store import EVAL_FILE, AdapterMissingError, AdapterStore
+
+
+async def with_own_prompts(
+    context: AppContext, tenant_id: str, adapter: str, body: RolloutCreate
+) -> RolloutCreate:
+    """`body`; where it needs golden prompts and names none, with those that its version brought.
+
+    Raises NotFoundError, or as `own_prompts`.
+    """
+    if body.golden or all(gate.metric != GOLDEN for gate in body.gates):
+        return body
+    async with context.database.session() as session:
+        version = await find_at_tenant(session, tenant_id, adapter, body.to)
+    prompts = await own_prompts(context.store, version, param="golden")
+    return body.model_copy(update={"golden": prompts})
 
 
 async def own_prompts(
