@@ -26,6 +26,7 @@ TORCH_FREE_FOR_APP = {
     "lora.limits",
     "lora.manifest",
     "lora.patterns",
+    "lora.strict_json",
     "lora.store",
     "lora.store_open",
     "lora.store_parts",
