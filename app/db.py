@@ -41,6 +41,8 @@ _SCOPE = text(
     " set_config('app.request_id', :request_id, true)"
 )
 
+_LOCK_NAME = text("SELECT pg_advisory_xact_lock(hashtextextended(:name, 0))")
+
 
 class Database:
     """A pool of connections to Postgres as the application's role."""
@@ -150,6 +152,11 @@ async def ledger_scope(session: AsyncSession) -> None:
 async def billing_scope(session: AsyncSession) -> None:
     """What all tenants used and what it costs, to be read."""
     await _set_scope(session, scope="billing")
+
+
+async def lock_name(session: AsyncSession, name: str) -> None:
+    """Until the transaction ends, nobody else has the lock of this name, in this database."""
+    await session.execute(_LOCK_NAME, {"name": name})
 
 
 async def _set_scope(

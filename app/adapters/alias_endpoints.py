@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Depends, Query
 from pydantic import BeforeValidator
 
 from app.adapters import aliases, service
@@ -19,6 +19,7 @@ from app.adapters.alias_schemas import (
     RollbackPost,
     ShadowResults,
 )
+from app.adapters.aliases import NamedAlias
 from app.adapters.residency import have_ready
 from app.adapters.tenancy import OwnedSession, TenantId
 from app.audit.trail import Trail
@@ -41,41 +42,40 @@ def _seconds(value: Any) -> Any:
 
 Wait = Annotated[float, BeforeValidator(_seconds), Query(ge=0, le=MAX_WAIT_S)]
 
+
+def named_alias(
+    adapter: str, alias: str, tenant_id: TenantId, if_match: IfMatch = None
+) -> NamedAlias:
+    return NamedAlias(tenant_id, adapter, alias, if_match)
+
+
+Named = Annotated[NamedAlias, Depends(named_alias)]
+
 alias_router = APIRouter(prefix="/adapters/{adapter}/aliases")
 
 
 @alias_router.get("/{alias}")
 async def get_alias(adapter: str, alias: str, owned: OwnedSession) -> AliasView:
-    return AliasView.of(await aliases.find_alias(owned.session, owned.tenant_id, adapter, alias))
+    named = NamedAlias(owned.tenant_id, adapter, alias)
+    return AliasView.of(await aliases.find_alias(owned.session, named))
 
 
 @alias_router.put("/{alias}")
 async def put_alias(
-    adapter: str,
-    alias: str,
-    body: AliasPut,
-    tenant_id: TenantId,
-    context: Context,
-    trail: Trail,
-    if_match: IfMatch = None,
-    wait: Wait = 0,
+    named: Named, body: AliasPut, context: Context, trail: Trail, wait: Wait = 0
 ) -> AliasView:
     """`wait`: so many seconds, or `true`, for engines to have the targets before it moves.
 
     Without it a version that no alias means yet must be at an engine already.
     """
     async with context.database.session() as session:
-        await tenant_scope(session, tenant_id)
-        newcomers = await aliases.list_newcomers(
-            session, tenant_id, adapter, alias, body, trail, if_match
-        )
+        await tenant_scope(session, named.tenant_id)
+        newcomers = await aliases.list_newcomers(session, named, body, trail)
     needed = [each.version for each in body.weighted] if wait > 0 else newcomers
-    await have_ready(context, tenant_id, adapter, needed, trail, wait_s=wait)
+    await have_ready(context, named.tenant_id, named.adapter, needed, trail, wait_s=wait)
     async with context.database.session() as session:
-        await tenant_scope(session, tenant_id)
-        pointing = await aliases.put_alias(
-            session, tenant_id, adapter, alias, body, trail, if_match
-        )
+        await tenant_scope(session, named.tenant_id)
+        pointing = await aliases.put_alias(session, named, body, trail)
         await session.commit()
     return AliasView.of(pointing)
 
@@ -93,18 +93,10 @@ async def list_changes(
 
 @alias_router.post("/{alias}/rollback")
 async def roll_back(
-    adapter: str,
-    alias: str,
-    owned: OwnedSession,
-    trail: Trail,
-    body: RollbackPost | None = None,
-    if_match: IfMatch = None,
+    named: Named, owned: OwnedSession, trail: Trail, body: RollbackPost | None = None
 ) -> AliasView:
     to = None if body is None else body.to
-    pointing = await aliases.roll_back(
-        owned.session, owned.tenant_id, adapter, alias, to, trail, if_match
-    )
-    return AliasView.of(pointing)
+    return AliasView.of(await aliases.roll_back(owned.session, named, to, trail))
 
 
 @alias_router.get("/{alias}/shadow")
@@ -112,7 +104,8 @@ async def get_shadow(
     adapter: str, alias: str, owned: OwnedSession, context: Context
 ) -> ShadowResults:
     """How far answers and their shadows agreed, of the version that is the shadow now."""
-    pointing = await aliases.find_alias(owned.session, owned.tenant_id, adapter, alias)
+    named = NamedAlias(owned.tenant_id, adapter, alias)
+    pointing = await aliases.find_alias(owned.session, named)
     shadow_id = None if pointing.shadow is None else pointing.shadow.version_id
     try:
         samples = await context.samples.read_shadows(pointing.adapter_id, alias)
@@ -122,8 +115,6 @@ async def get_shadow(
 
 
 @alias_router.delete("/{alias}")
-async def delete_alias(
-    adapter: str, alias: str, owned: OwnedSession, trail: Trail, if_match: IfMatch = None
-) -> Deleted:
-    await aliases.delete_alias(owned.session, owned.tenant_id, adapter, alias, trail, if_match)
-    return Deleted(id=alias, object="adapter.alias")
+async def delete_alias(named: Named, owned: OwnedSession, trail: Trail) -> Deleted:
+    await aliases.delete_alias(owned.session, named, trail)
+    return Deleted(id=named.alias, object="adapter.alias")

@@ -10,15 +10,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import date
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from app.adapters.alias_repository import AliasRepository, Pointing, Shadow, Target, target_of
+from app.adapters.alias_repository import (
+    SYSTEM,
+    AliasRepository,
+    Pointing,
+    Shadow,
+    Target,
+    target_of,
+)
 from app.adapters.alias_schemas import AliasPut, AliasView
 from app.adapters.names import is_alias
 from app.adapters.service import find_adapter, find_version, lock_adapter
-from app.adapters.states import SHADOWABLE, is_nameable
+from app.adapters.states import SHADOWABLE, is_nameable, refuse_unloadable
 from app.adapters.tables import AliasChange
 from app.adapters.versions_repository import VersionRepository
 from app.adapters.weighted import WHOLE
@@ -31,62 +39,50 @@ from app.tables import Adapter, AdapterVersion
 _CHANGE_ID = re.compile(r"alc_[0-9a-z]{26}")
 
 
-async def find_alias(
-    session: AsyncSession, tenant_id: str, adapter_reference: str, alias: str
-) -> Pointing:
+@dataclass(frozen=True, slots=True)
+class NamedAlias:
+    """An alias as a request names it. `adapter`: its name or id. `if_match`: of `check_etag`."""
+
+    tenant_id: str
+    adapter: str
+    alias: str
+    if_match: str | None = None
+
+
+async def find_alias(session: AsyncSession, named: NamedAlias) -> Pointing:
     """Raises NotFoundError."""
-    adapter = await find_adapter(session, tenant_id, adapter_reference)
-    return await _get(session, adapter, alias)
+    adapter = await find_adapter(session, named.tenant_id, named.adapter)
+    return await _get(session, adapter, named.alias)
 
 
 async def put_alias(
-    session: AsyncSession,
-    tenant_id: str,
-    adapter_reference: str,
-    alias: str,
-    body: AliasPut,
-    trail: AuditTrail,
-    if_match: str | None = None,
+    session: AsyncSession, named: NamedAlias, body: AliasPut, trail: AuditTrail
 ) -> Pointing:
     """Point an alias at what `body` says, atomically for every later request.
 
     Raises NotFoundError, UnprocessableError (`name_invalid`, `weights_invalid`) or ConflictError
     (`version_not_active`, `rollout_in_progress`, or as `check_etag`).
     """
-    adapter, targets, shadow = await _check_put(
-        session, tenant_id, adapter_reference, alias, body, trail, if_match
+    adapter, targets, shadow = await _check_put(session, named, body, trail)
+    return await move_alias(
+        session, adapter, named.alias, targets, body.sticky_by, trail, shadow=shadow
     )
-    return await move_alias(session, adapter, alias, targets, body.sticky_by, trail, shadow=shadow)
 
 
 async def list_newcomers(
-    session: AsyncSession,
-    tenant_id: str,
-    adapter_reference: str,
-    alias: str,
-    body: AliasPut,
-    trail: AuditTrail,
-    if_match: str | None = None,
+    session: AsyncSession, named: NamedAlias, body: AliasPut, trail: AuditTrail
 ) -> list[str]:
     """Ids of the versions that `body` names and no alias of the adapter means yet.
 
     Nothing is moved. Raises as `put_alias`.
     """
-    _, targets, _ = await _check_put(
-        session, tenant_id, adapter_reference, alias, body, trail, if_match
-    )
-    aliases = AliasRepository(session, tenant_id)
+    _, targets, _ = await _check_put(session, named, body, trail)
+    aliases = AliasRepository(session, named.tenant_id)
     return [each.version_id for each in targets if not await aliases.list_on(each.version_id)]
 
 
 async def roll_back(
-    session: AsyncSession,
-    tenant_id: str,
-    adapter_reference: str,
-    alias: str,
-    to: str | None,
-    trail: AuditTrail,
-    if_match: str | None = None,
+    session: AsyncSession, named: NamedAlias, to: str | None, trail: AuditTrail
 ) -> Pointing:
     """Back to the entry `to` of its history, or to the one before where it points now.
 
@@ -94,36 +90,28 @@ async def roll_back(
 
     Raises NotFoundError, or ConflictError (`no_previous`, `version_not_active`).
     """
-    adapter = await lock_adapter(session, tenant_id, adapter_reference)
-    aliases = AliasRepository(session, tenant_id)
-    before = await _get(session, adapter, alias)
-    _check_match(before, if_match)
-    await refuse_rollout(session, adapter, alias)
-    change = await _entry(aliases, before, to)
-    versions = VersionRepository(session, tenant_id)
+    adapter = await lock_adapter(session, named.tenant_id, named.adapter)
+    before = await _get(session, adapter, named.alias)
+    _check_match(before, named.if_match)
+    await refuse_rollout(session, adapter, named.alias)
+    change = await _entry(AliasRepository(session, named.tenant_id), before, to)
+    versions = VersionRepository(session, named.tenant_id)
     found = [
         (await versions.get(target["version_id"]), target["weight"]) for target in change.targets
     ]
     known = [(version, weight) for version, weight in found if version is not None]
     targets = _checked(known, trail.at.date())
     return await move_alias(
-        session, adapter, alias, targets, change.sticky_by, trail, restores=change.id
+        session, adapter, named.alias, targets, change.sticky_by, trail, restores=change.id
     )
 
 
-async def delete_alias(
-    session: AsyncSession,
-    tenant_id: str,
-    adapter_reference: str,
-    alias: str,
-    trail: AuditTrail,
-    if_match: str | None = None,
-) -> None:
+async def delete_alias(session: AsyncSession, named: NamedAlias, trail: AuditTrail) -> None:
     """Raises NotFoundError, or ConflictError as `check_etag`."""
-    adapter = await lock_adapter(session, tenant_id, adapter_reference)
-    before = await _get(session, adapter, alias)
-    _check_match(before, if_match)
-    await refuse_rollout(session, adapter, alias)
+    adapter = await lock_adapter(session, named.tenant_id, named.adapter)
+    before = await _get(session, adapter, named.alias)
+    _check_match(before, named.if_match)
+    await refuse_rollout(session, adapter, named.alias)
     await remove_alias(session, adapter, before, trail)
 
 
@@ -133,12 +121,16 @@ async def move_alias(
     alias: str,
     targets: Sequence[Target],
     sticky_by: str | None,
-    trail: AuditTrail,
+    trail: AuditTrail | None,
     *,
     restores: str | None = None,
     shadow: Shadow | None = None,
+    by_system: bool = False,
 ) -> Pointing:
-    """Point an alias of a locked adapter at targets that were checked, and write it down."""
+    """Point an alias of a locked adapter at targets that were checked, and write it down.
+
+    trail: None where it is written down in the alias's history alone. by_system: nobody asked.
+    """
     aliases = AliasRepository(session, adapter.tenant_id)
     before = await aliases.get(adapter.id, alias)
     await aliases.put(
@@ -146,20 +138,21 @@ async def move_alias(
         alias,
         targets,
         sticky_by=sticky_by,
-        actor=trail.actor,
+        actor=SYSTEM if by_system or trail is None else trail.actor,
         restores=restores,
         shadow=shadow,
     )
     after = await aliases.get(adapter.id, alias)
     assert after is not None
-    await trail.record(
-        session,
-        adapter.tenant_id,
-        "alias.moved" if restores is None else "alias.rolled_back",
-        adapter.id,
-        before=None if before is None else AliasView.of(before),
-        after=AliasView.of(after),
-    )
+    if trail is not None:
+        await trail.record(
+            session,
+            adapter.tenant_id,
+            "alias.moved" if restores is None else "alias.rolled_back",
+            adapter.id,
+            before=None if before is None else AliasView.of(before),
+            after=AliasView.of(after),
+        )
     return after
 
 
@@ -186,31 +179,25 @@ async def refuse_rollout(session: AsyncSession, adapter: Adapter, alias: str) ->
 
 
 async def _check_put(
-    session: AsyncSession,
-    tenant_id: str,
-    adapter_reference: str,
-    alias: str,
-    body: AliasPut,
-    trail: AuditTrail,
-    if_match: str | None,
+    session: AsyncSession, named: NamedAlias, body: AliasPut, trail: AuditTrail
 ) -> tuple[Adapter, list[Target], Shadow | None]:
     """The adapter, locked, the targets and the shadow. Raises as `put_alias`."""
-    if not is_alias(alias):
+    if not is_alias(named.alias):
         raise UnprocessableError(
-            f"'{shorten(alias)}' cannot be an alias: it follows the rules of adapters' names, and "
-            "is neither 'sha256' nor 'v' and digits.",
+            f"'{shorten(named.alias)}' cannot be an alias: it follows the rules of adapters' "
+            "names, and is neither 'sha256' nor 'v' and digits.",
             code="name_invalid",
             param="alias",
         )
-    adapter = await lock_adapter(session, tenant_id, adapter_reference)
+    adapter = await lock_adapter(session, named.tenant_id, named.adapter)
     versions = [
-        (await find_version(session, tenant_id, adapter, each.version), each.weight)
+        (await find_version(session, named.tenant_id, adapter, each.version), each.weight)
         for each in body.weighted
     ]
     targets = _checked(versions, trail.at.date())
-    before = await AliasRepository(session, tenant_id).get(adapter.id, alias)
-    _check_match(before, if_match)
-    await refuse_rollout(session, adapter, alias)
+    before = await AliasRepository(session, named.tenant_id).get(adapter.id, named.alias)
+    _check_match(before, named.if_match)
+    await refuse_rollout(session, adapter, named.alias)
     return adapter, targets, await _find_shadow(session, adapter, body)
 
 
@@ -219,12 +206,7 @@ async def _find_shadow(session: AsyncSession, adapter: Adapter, body: AliasPut) 
     if body.shadow is None:
         return None
     version = await find_version(session, adapter.tenant_id, adapter, body.shadow.version)
-    if version.state not in SHADOWABLE:
-        raise ConflictError(
-            f"v{version.number} is {version.state}; no engine may load it.",
-            code="version_not_active",
-            param="shadow",
-        )
+    refuse_unloadable(version, states=SHADOWABLE, param="shadow")
     return Shadow(version.id, version.number, body.shadow.weight)
 
 

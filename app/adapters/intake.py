@@ -202,7 +202,7 @@ async def _refuse_beyond_quota(
     async with context.database.session() as session:
         await tenant_scope(session, tenant_id)
         versions = VersionRepository(session, tenant_id)
-        if await versions.get_live_by_digest(adapter_id, checked.digest) is None:
+        if not _is_counted(await versions.get_live_by_digest(adapter_id, checked.digest)):
             max_rank = checked.summary["max_rank"]
             await Quotas(session, tenant_id).check_version(num_bytes, max_rank)
 
@@ -253,7 +253,7 @@ async def _write_down(
         raise NotFoundError("No such adapter.", param="adapter")
     versions, num_bytes = VersionRepository(session, tenant_id), sum(f.num_bytes for f in files)
     existing = await versions.get_live_by_digest(adapter.id, digest)
-    if existing is None:
+    if not _is_counted(existing):
         await Quotas(session, tenant_id).check_version(num_bytes, checked.summary["max_rank"])
     report = checked.report(VERIFYING)
     if existing is not None:
@@ -283,6 +283,11 @@ async def _write_down(
     await session.refresh(version)
     await add_job(session, tenant_id, "verify", version.id)
     return version, "version.uploaded"
+
+
+def _is_counted(version: AdapterVersion | None) -> bool:
+    """Whether its bytes are among those that its tenant has: a rejected one's are removed."""
+    return version is not None and version.state != REJECTED
 
 
 def sweep_staging(data_dir: Path, now_s: float) -> None:

@@ -12,14 +12,14 @@ from datetime import date, datetime
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from app.adapters.alias_repository import SYSTEM, AliasRepository, target_of
-from app.adapters.alias_schemas import AliasView
+from app.adapters.alias_repository import AliasRepository, target_of
+from app.adapters.aliases import move_alias
 from app.adapters.names import DEFAULT_ALIAS
+from app.adapters.repository import AdapterRepository
 from app.adapters.schemas import describe_version
 from app.adapters.service import find_version, lock_adapter
 from app.adapters.states import ACTIVE, ARCHIVED, DELETING, DEPRECATED, change_state
 from app.adapters.storage_errors import storage_errors
-from app.adapters.stored import is_stored
 from app.adapters.versions_repository import VersionRepository
 from app.audit.trail import AuditTrail
 from app.errors import ConflictError, UnprocessableError
@@ -134,7 +134,11 @@ async def make_active(
     version.activated_at = version.activated_at or now
     await session.flush()
     if is_first:
-        await _take_default_alias(session, version, trail)
+        adapter = await AdapterRepository(session, version.tenant_id).lock(version.adapter_id)
+        assert adapter is not None
+        await move_alias(
+            session, adapter, DEFAULT_ALIAS, [target_of(version)], None, trail, by_system=True
+        )
     return action
 
 
@@ -153,7 +157,7 @@ async def refuse_aliased(session: AsyncSession, version: AdapterVersion) -> None
 async def _refuse_gone(session: AsyncSession, version: AdapterVersion, store: AdapterStore) -> None:
     """Raises ConflictError where a deleted version is not what it was."""
     with storage_errors():
-        is_there = await asyncio.to_thread(is_stored, store, version.locator)
+        is_there = await asyncio.to_thread(store.contains, version.locator)
     if not is_there:
         raise ConflictError(
             f"The bytes of v{version.number} have gone.", code="version_erased", param="version"
@@ -166,27 +170,6 @@ async def _refuse_gone(session: AsyncSession, version: AdapterVersion, store: Ad
             code="version_superseded",
             param="version",
             details={"version": f"v{other.number}"},
-        )
-
-
-async def _take_default_alias(
-    session: AsyncSession, version: AdapterVersion, trail: AuditTrail | None
-) -> None:
-    aliases = AliasRepository(session, version.tenant_id)
-    before = await aliases.get(version.adapter_id, DEFAULT_ALIAS)
-    await aliases.put(
-        version.adapter_id, DEFAULT_ALIAS, [target_of(version)], sticky_by=None, actor=SYSTEM
-    )
-    after = await aliases.get(version.adapter_id, DEFAULT_ALIAS)
-    assert after is not None
-    if trail is not None:
-        await trail.record(
-            session,
-            version.tenant_id,
-            "alias.moved",
-            version.adapter_id,
-            before=None if before is None else AliasView.of(before),
-            after=AliasView.of(after),
         )
 
 

@@ -11,15 +11,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from app.adapters.residency import LOADABLE, adapter_ref, find_at_tenant
+from app.adapters.residency import adapter_ref, find_at_tenant
+from app.adapters.states import refuse_unloadable
 from app.audit.trail import AuditTrail
+from app.chat_templates.versions import template_of
 from app.completions.trial import NotAnsweredError, TrialAnswer, TriedVersion, trials_of
 from app.context import AppContext
 from app.db import tenant_scope
-from app.errors import ConflictError, UnavailableError
+from app.errors import UnavailableError
 from app.tables import AdapterVersion
 from engine.messages import EngineError
-from lora.store import CHAT_TEMPLATE_FILE
 
 TIMEOUT_S = 60.0
 
@@ -55,12 +56,7 @@ async def probe(
     """
     async with context.database.session() as session:
         found = await find_at_tenant(session, tenant_id, adapter, version)
-    if found.state not in LOADABLE:
-        raise ConflictError(
-            f"v{found.number} is {found.state}: no engine may load it.",
-            code="version_not_active",
-            param="version",
-        )
+    refuse_unloadable(found)
     trials, tried = trials_of(context), tried_version(found)
     token_ids = await trials.tokens_of(
         tried, question.prompt, question.messages, question.max_tokens
@@ -82,8 +78,7 @@ async def probe(
 
 
 def tried_version(version: AdapterVersion) -> TriedVersion:
-    templates = (file["sha256"] for file in version.files if file["name"] == CHAT_TEMPLATE_FILE)
-    return TriedVersion(adapter_ref(version), next(templates, None))
+    return TriedVersion(adapter_ref(version), template_of(version.files))
 
 
 def _shown(probed: Probed) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.adapters.erasure import EnginesSilentError, LetGo
 from app.adapters.service import find_adapter, find_version
-from app.adapters.states import ACTIVE, ARCHIVED, DEPRECATED, VALIDATED
+from app.adapters.states import refuse_unloadable
 from app.audit.trail import AuditTrail
 from app.context import AppContext
 from app.db import tenant_scope
@@ -36,7 +36,6 @@ from engine.transport.levers import EngineLevers, Order
 
 LET_GO_TIMEOUT_S = 10.0
 POLL_S = 0.2  # until an engine lives
-LOADABLE = (VALIDATED, ACTIVE, DEPRECATED, ARCHIVED)
 
 _ACTIONS = {
     Lever.PRELOAD: "version.preloaded",
@@ -97,12 +96,8 @@ async def pull_lever(
     """
     async with context.database.session() as session:
         found = await find_at_tenant(session, tenant_id, adapter, version)
-    if lever is not Lever.EVICT and found.state not in LOADABLE:
-        raise ConflictError(
-            f"v{found.number} is {found.state}: no engine may load it.",
-            code="version_not_active",
-            param="version",
-        )
+    if lever is not Lever.EVICT:
+        refuse_unloadable(found)
     levers = context.levers
     try:
         engine_ids = await _choose(levers, tenant_id, found.digest, replicas)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from datetime import date, datetime
-from typing import Any
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -18,6 +17,7 @@ from app.adapters.names import DEFAULT_ALIAS, parse_model
 from app.adapters.resolver_repository import NamedVersion, find_versions, list_aliased_versions
 from app.adapters.weighted import WHOLE, Draw, pick
 from app.auth import Principal
+from app.chat_templates.versions import template_of
 from app.db import tenant_scope
 from app.errors import ModelNotFoundError
 from app.plans.limits import Limit
@@ -25,7 +25,6 @@ from app.plans.terms import adapter_limits
 from app.rollouts.shadows import ShadowModel
 from engine.messages import AdapterRef
 from lora.base_spec import BaseSpec
-from lora.store import CHAT_TEMPLATE_FILE
 
 BASE_OWNER = "tenfold"
 
@@ -173,7 +172,7 @@ def _resolved(
         digest=found.digest,
         version_id=found.version_id,
         adapter_id=found.adapter_id,
-        template_sha256=_template_of(found.files),
+        template_sha256=template_of(found.files),
         limits=adapter_limits(found.adapter_id, found.limits),
         weighted_alias=alias,
     )
@@ -194,12 +193,8 @@ def _shadow(principal: Principal, alias: str | None, found: NamedVersion) -> Sha
         adapter_id=found.adapter_id,
         alias=alias,
         share=found.shadow_share,
-        template_sha256=_template_of(found.shadow_files or []),
+        template_sha256=template_of(found.shadow_files or []),
     )
-
-
-def _template_of(files: list[dict[str, Any]]) -> str | None:
-    return next((file["sha256"] for file in files if file["name"] == CHAT_TEMPLATE_FILE), None)
 
 
 def _check_base(principal: Principal, model: str) -> None:

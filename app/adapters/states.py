@@ -16,6 +16,7 @@ check; before that it is an upload (`app.uploads`), with states of its own.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from datetime import date
 
 from app.errors import ConflictError
@@ -35,6 +36,8 @@ NAMEABLE = (ACTIVE, DEPRECATED)
 """What an alias or a request may name; a deprecated one until its day."""
 SHADOWABLE = (VALIDATED, ACTIVE, DEPRECATED)
 """What may run beside an alias, where nobody sees its answers."""
+LOADABLE = (VALIDATED, ACTIVE, DEPRECATED, ARCHIVED)
+"""What an engine may load, whether or not somebody may name it."""
 NEEDS_BYTES = (VERIFYING, VALIDATED, ACTIVE, DEPRECATED, ARCHIVED)
 """What may be served, or may come to be."""
 GONE = (DELETING, DELETED)
@@ -88,3 +91,15 @@ def is_nameable(version: AdapterVersion, today: date) -> bool:
 
 def is_shut_down(shutdown_on: date | None, today: date) -> bool:
     return shutdown_on is not None and shutdown_on <= today
+
+
+def refuse_unloadable(
+    version: AdapterVersion, *, states: Collection[str] = LOADABLE, param: str = "version"
+) -> None:
+    """Raises ConflictError (`version_not_active`) where it is in none of these states."""
+    if version.state not in states:
+        raise ConflictError(
+            f"v{version.number} is {version.state}: no engine may load it.",
+            code="version_not_active",
+            param=param,
+        )

@@ -6,13 +6,12 @@ scope.
 
 from __future__ import annotations
 
-from sqlalchemy import Select, func, select, text
+from sqlalchemy import Select, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from app.adapters.states import DELETED, DELETING, GONE, NEEDS_BYTES
+from app.adapters.states import DELETED, DELETING, GONE, NEEDS_BYTES, REJECTED
+from app.db import lock_name
 from app.tables import AdapterJob, AdapterVersion
-
-_LOCK_BYTES = text("SELECT pg_advisory_xact_lock(hashtextextended(:locator, 0))")
 
 
 class VersionRepository:
@@ -107,7 +106,7 @@ class VersionRepository:
 
 async def lock_bytes(session: AsyncSession, locator: str) -> None:
     """Until the transaction ends, nobody else stores or removes the bytes at `locator`."""
-    await session.execute(_LOCK_BYTES, {"locator": locator})
+    await lock_name(session, locator)
 
 
 async def is_needed(session: AsyncSession, tenant_id: str, locator: str) -> bool:
@@ -123,11 +122,14 @@ async def is_needed(session: AsyncSession, tenant_id: str, locator: str) -> bool
 
 
 async def is_accounted_for(session: AsyncSession, tenant_id: str, locator: str) -> bool:
-    """Whether some version has the bytes, or a worker is to remove them. In the tenant's scope."""
+    """Whether some version has the bytes, or a worker is to remove them. In the tenant's scope.
+
+    A rejected version has none: the worker that rejected it has them removed.
+    """
     versions = select(AdapterVersion.id).where(
         AdapterVersion.tenant_id == tenant_id,
         AdapterVersion.locator == locator,
-        AdapterVersion.state != DELETED,
+        AdapterVersion.state.not_in((REJECTED, DELETED)),
     )
     removals = select(AdapterJob.id).where(
         AdapterJob.tenant_id == tenant_id,

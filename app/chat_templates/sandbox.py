@@ -3,14 +3,13 @@
 Knows nothing of versions or of HTTP. Invariants: this process runs no template; no process is given
 two owners' messages; one owner has one turn at a time, so that a template that takes all it may
 take holds up its owner alone; what waits has a deadline. Processes are kept for the templates that
-were rendered last.
+were rendered last, and for none that was not rendered for a while.
 """
 
 from __future__ import annotations
 
 import asyncio
 import weakref
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from typing import Any
 import structlog
 
 from app.adapters.zygote import Zygote
+from app.chat_templates.kept import Kept
 from app.chat_templates.messages import Answer, Setup, encode_task
 from app.chat_templates.process import ProcessEndedError, TemplateProcess
 
@@ -27,6 +27,7 @@ log = structlog.get_logger()
 ZYGOTE = "app.chat_templates.zygote"
 MAX_AT_ONCE = 4
 MAX_IDLE = 32
+IDLE_S = 60.0
 TURN_S = 10.0
 
 _TIME = Answer(problem="time", is_last=True)
@@ -54,6 +55,7 @@ class TemplateSandbox:
         *,
         max_at_once: int = MAX_AT_ONCE,
         max_idle: int = MAX_IDLE,
+        idle_s: float = IDLE_S,
         turn_s: float = TURN_S,
     ) -> None:
         self._special_tokens = dict(special_tokens)
@@ -61,9 +63,8 @@ class TemplateSandbox:
         self._slots = asyncio.Semaphore(max_at_once)
         self._owners: weakref.WeakValueDictionary[str, asyncio.Lock]
         self._owners = weakref.WeakValueDictionary()
-        self._idle: OrderedDict[tuple[str, str], TemplateProcess] = OrderedDict()
-        """The last one used is last."""
-        self._max_idle = max_idle
+        self._idle: Kept[tuple[str, str], TemplateProcess]
+        self._idle = Kept(max_idle, idle_s, TemplateProcess.close)
         self._turn_s = turn_s
 
     async def render(
@@ -82,7 +83,7 @@ class TemplateSandbox:
         except (ValueError, RecursionError):
             return Answer(problem="failed", message="the messages are nested too deeply")
         async with self._turn(source.owner):
-            kept = self._idle.pop((source.owner, source.sha256), None)
+            kept = self._idle.pop((source.owner, source.sha256))
             if kept is not None:
                 answer = await self._ask(kept, source, task, max_chars)
                 if answer is not None:
@@ -96,8 +97,6 @@ class TemplateSandbox:
         return answer or _TIME
 
     async def close(self) -> None:
-        for process in self._idle.values():
-            process.close()
         self._idle.clear()
         await asyncio.to_thread(self._zygote.close)
 
@@ -117,13 +116,8 @@ class TemplateSandbox:
         if answer.is_last:
             process.close()
         else:
-            self._keep(process, source)
+            self._idle.put((source.owner, source.sha256), process)
         return answer
-
-    def _keep(self, process: TemplateProcess, source: TemplateSource) -> None:
-        self._idle[source.owner, source.sha256] = process
-        while len(self._idle) > self._max_idle:
-            self._idle.popitem(last=False)[1].close()
 
     @asynccontextmanager
     async def _turn(self, owner: str) -> AsyncIterator[None]:

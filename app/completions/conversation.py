@@ -25,9 +25,7 @@ async def conversation_prompt(
     """Raises BadRequestError (`chat_template_failed` where it is the version's template), or
     UnavailableError where that template cannot be had.
     """
-    if model.adapter is None or model.template_sha256 is None:
-        return await prompter(context).chat(body)
-    render = partial(context.templates.render, model.adapter, model.template_sha256)
+    render = context.templates.render_of(model.adapter, model.template_sha256)
     return await prompter(context).chat(body, render)
 
 

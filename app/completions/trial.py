@@ -11,7 +11,6 @@ import asyncio
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from app.chat_templates.versions import VersionTemplates
@@ -133,9 +132,7 @@ class Trials:
         self, version: TriedVersion, messages: Sequence[Mapping[str, Any]]
     ) -> list[int]:
         body = ChatCompletionBody.model_validate({"model": "trial", "messages": messages})
-        if version.adapter is None or version.template_sha256 is None:
-            return await self.prompter.chat(body)
-        render = partial(self.templates.render, version.adapter, version.template_sha256)
+        render = self.templates.render_of(version.adapter, version.template_sha256)
         return await self.prompter.chat(body, render)
 
     async def _run(self, request: EngineRequest, timeout_s: float) -> TrialAnswer | EngineError:

@@ -9,16 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
-from sqlalchemy import delete, func, select, text, update
+from sqlalchemy import delete, func, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from app.db import worker_scope
+from app.db import lock_name, worker_scope
 from app.files.tables import FileRemoval, StoredFile
 from app.tables import Tenant
-
-_LOCK = text("SELECT pg_advisory_xact_lock(hashtextextended('files:' || :tenant_id, 0))")
 
 
 class FileRepository:
@@ -30,7 +28,7 @@ class FileRepository:
 
     async def lock(self) -> None:
         """Until the transaction ends, nobody else counts what this tenant's files hold."""
-        await self._session.execute(_LOCK, {"tenant_id": self._tenant_id})
+        await lock_name(self._session, f"files:{self._tenant_id}")
 
     async def try_add(self, file: StoredFile) -> bool:
         """The file is there from now on, and its removal is due when it expires.

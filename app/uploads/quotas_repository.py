@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from datetime import date, datetime
 
-from sqlalchemy import func, select, text
+from sqlalchemy import func, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from app.db import lock_name
 from app.tables import Adapter, AdapterVersion, Tenant
 from app.uploads.tables import Upload, UploadCount
 
-_LOCK = text("SELECT pg_advisory_xact_lock(hashtextextended('quotas:' || :tenant_id, 0))")
 _OPEN = ("uploading", "completing")
 
 
@@ -28,7 +28,7 @@ class QuotaRepository:
 
     async def lock(self) -> None:
         """Until the transaction ends, nobody else counts what this tenant has."""
-        await self._session.execute(_LOCK, {"tenant_id": self._tenant_id})
+        await lock_name(self._session, f"quotas:{self._tenant_id}")
 
     async def tenant(self) -> Tenant | None:
         return await self._session.scalar(select(Tenant).where(Tenant.id == self._tenant_id))

@@ -28,5 +28,8 @@ class FailingDisk:
     def read(self, locator: str, name: str) -> bytes:
         return self.store.read(locator, name)
 
+    def contains(self, locator: str) -> bool:
+        return self.store.contains(locator)
+
     def delete(self, locator: str) -> None:
         self.store.delete(locator)

@@ -116,6 +116,7 @@ def test_a_folder_without_its_weights_is_missing(
     files, digest = adapter
     locator = store.put("ten_acme", digest, files)
     (store.fetch(locator) / WEIGHTS_FILE).unlink()
+    assert not store.contains(locator)
     with pytest.raises(AdapterMissingError):
         store.fetch(locator)
 

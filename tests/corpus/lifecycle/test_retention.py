@@ -9,6 +9,7 @@ import pytest
 
 from app.adapters.jobs_repository import REMOVAL_DELAY_S
 from app.settings import Settings
+from lora.store import CONFIG_FILE, WEIGHTS_FILE
 from tests.builders.clock import Clock
 from tests.builders.operator import Operator
 from tests.builders.stub_loop import StubLoop
@@ -118,6 +119,18 @@ async def test_a_version_of_which_bytes_are_missing_is_not_had_back(
     digest = versions[1]["digest"].removeprefix("sha256:")
     (folder,) = [path for path in stored(settings) if path.name == digest]
     shutil.rmtree(folder)
+    assert code(await operator.call("POST", f"{V2}/restore")) == (409, "version_erased")
+    assert await state_of(operator, V2) == "deleting"
+
+
+async def test_a_version_that_a_removal_has_left_half_of_is_not_had_back(
+    operator: Operator, versions: list[Version], settings: Settings
+) -> None:
+    await operator.done("DELETE", V2)
+    digest = versions[1]["digest"].removeprefix("sha256:")
+    (folder,) = [path for path in stored(settings) if path.name == digest]
+    (folder / WEIGHTS_FILE).unlink()
+    assert (folder / CONFIG_FILE).is_file()
     assert code(await operator.call("POST", f"{V2}/restore")) == (409, "version_erased")
     assert await state_of(operator, V2) == "deleting"
 

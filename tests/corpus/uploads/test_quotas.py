@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
+from safetensors.numpy import save
 
 from app.context import AppContext
 from app.db import tenant_scope
@@ -19,7 +21,7 @@ from app.plans.limits import Layer
 from app.settings import Settings
 from app.uploads.quotas import DEFAULTS, Quota, Quotas, quotas_in_force
 from lora.base_spec import BaseSpec
-from tests.builders.adapter_files import adapter_files
+from tests.builders.adapter_files import adapter_config, adapter_files, adapter_tensors
 from tests.builders.clock import Clock
 from tests.builders.operator import Operator, Tenant
 
@@ -211,3 +213,48 @@ async def test_control_whoever_holds_what_a_tenant_has_holds_up_its_other_upload
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(asyncio.shield(waiting), 0.3)
     assert (await waiting)["name"] == "meanwhile"
+
+
+@pytest.fixture
+def unsound(tiny_base: BaseSpec) -> dict[str, bytes]:
+    """What passes the structural check, and is rejected by the worker that reads its numbers."""
+    tensors = adapter_tensors(tiny_base)
+    next(iter(tensors.values()))[0, 0] = np.inf
+    return {"adapter_config.json": adapter_config(), "adapter_model.safetensors": save(tensors)}
+
+
+async def test_bytes_of_a_rejected_version_that_are_put_back_and_refused_do_not_stay(
+    operator: Operator,
+    acme: Tenant,
+    unsound: dict[str, bytes],
+    settings: Settings,
+    slow: SlowStore,
+) -> None:
+    """The adapter is deleted while the store takes its bytes; another's version has them not."""
+    slow.may_go_on.set()
+    await operator.new_adapter("acme", "other")
+    assert (await operator.push("acme", "other", unsound))["state"] == "rejected"
+    assert num_stored(settings) == 0, "they were removed when it was rejected"
+    slow.began.clear()
+    slow.may_go_on.clear()
+    uploading = asyncio.create_task(operator.upload("acme", "bot", unsound))
+    assert await asyncio.to_thread(slow.began.wait, 30)
+    await asyncio.wait_for(operator.done("DELETE", "/tenants/acme/adapters/bot"), 10)
+    slow.may_go_on.set()
+    assert (await uploading).status_code == 404
+    await operator.run_jobs_after()
+    assert num_stored(settings) == 0
+
+
+async def test_a_rejected_version_that_is_sent_again_counts_as_any_other(
+    operator: Operator, acme: Tenant, unsound: dict[str, bytes], settings: Settings
+) -> None:
+    assert (await operator.push("acme", "bot", unsound))["state"] == "rejected"
+    num_bytes = sum(map(len, unsound.values()))
+    await limit(operator, adapter_bytes=num_bytes - 1)
+    assert quota_of(await operator.upload("acme", "bot", unsound)) == "adapter_bytes"
+    assert num_stored(settings) == 0
+    shown = await operator.done("GET", "/tenants/acme/adapters/bot/versions/v1")
+    assert shown["state"] == "rejected"
+    await limit(operator, adapter_bytes=num_bytes)  # the control
+    assert (await operator.upload("acme", "bot", unsound)).status_code == 201
