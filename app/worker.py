@@ -22,6 +22,8 @@ from app.adapters.jobs_repository import JOBS_CHANNEL
 from app.adapters.residency import QueueEngines
 from app.audit.trail import worker_trail
 from app.batches.jobs import BatchJobs
+from app.chat_templates.sandbox import TemplateSandbox
+from app.completions.tokenizer import read_special_tokens
 from app.context import utc_now
 from app.database_url import connect
 from app.db import CONNECT_TIMEOUT_S, Database
@@ -73,7 +75,8 @@ async def run(settings: WorkerSettings) -> None:
         max_cache_bytes=settings.adapter_cache_bytes,
     )
     uploads = UploadJobs(database, open_parts(settings.adapter_store), utc_now)
-    imports = open_imports(settings, database, store, base, utc_now)
+    sandbox = TemplateSandbox(await asyncio.to_thread(read_special_tokens, settings.model))
+    imports = open_imports(settings, database, store, base, sandbox, utc_now)
     peppers = settings.key_pepper.get_secret_value()
     levers = EngineLevers(settings.redis_url, secret=settings.queue_secret.get_secret_value())
     ledger = LedgerJobs(database, settings)
@@ -87,7 +90,7 @@ async def run(settings: WorkerSettings) -> None:
     golden = GoldenJobs(
         database,
         settings.queue_secret.get_secret_value(),
-        lambda: open_asker(settings, base, store),
+        lambda: open_asker(settings, base, store, sandbox),
         utc_now,
     )
     metrics = WorkerMetrics(database, settings.redis_url, ledger)
@@ -129,6 +132,7 @@ async def run(settings: WorkerSettings) -> None:
         await usage.close()
         await rollouts.close()
         await golden.close()
+        await sandbox.close()
         await metrics.close()
         await database.close()
     log.info("worker_stopped")

@@ -25,7 +25,7 @@ from app.completions.streaming import EventStreamResponse, frames
 from app.completions.turnstile import TurnstileRoute
 from app.completions.unsupported import refuse_unsupported
 from app.context import AppContext, Context
-from app.rollouts.observing import observed
+from app.rollouts.observing import observed, observed_prompt
 
 DEFAULT_TEXT_TOKENS = 16  # OpenAI's default for text completions
 
@@ -45,7 +45,7 @@ async def create_chat_completion(
     draw = draw_of(body, principal, request.state.request_id)
     model = await pin_model(context, principal, body.model, draw)
     # 4. do
-    prompt = await conversation_prompt(context, body, model)
+    prompt = await observed_prompt(context, model, conversation_prompt(context, body, model))
     answer = plan(
         context,
         principal,

@@ -14,7 +14,6 @@ from functools import partial
 from app.adapters.validator import Validator
 from app.audit.trail import worker_trail
 from app.chat_templates.sandbox import TemplateSandbox
-from app.completions.tokenizer import read_special_tokens
 from app.db import Database
 from app.imports.publishers import Publishers
 from app.imports.running import ImportRunner
@@ -56,10 +55,13 @@ def open_imports(
     database: Database,
     store: AdapterStore,
     base: BaseSpec,
+    sandbox: TemplateSandbox,
     now: Callable[[], datetime],
 ) -> ImportJobs:
-    """Raises ValueError for an allow-list or a network that is none, OSError without the CA."""
-    sandbox = TemplateSandbox(read_special_tokens(settings.model))
+    """The sandbox stays the caller's.
+
+    Raises ValueError for an allow-list or a network that is none, OSError without the CA.
+    """
     intake = WorkerIntake(settings, database, store, base, Validator(), sandbox)
     # A bucket that is asked without TLS is where imports find theirs, too.
     is_plain = PLAIN_HTTP in settings.adapter_store.partition("://")[0]

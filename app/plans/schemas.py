@@ -42,6 +42,7 @@ class Counts(SubjectCounts):
     adapter_rank: Count | None = None
     uploads_per_day: Count | None = None
     open_uploads: Count | None = None
+    golden_prompts_per_day: Count | None = None
 
 
 class SubjectLimits(SubjectCounts):

@@ -1,26 +1,28 @@
 """Rollouts of an adapter over REST: start, look at, pause, resume, promote, cancel, preview.
 
-Knows no rules and no SQL.
+Knows no rules and no SQL. Invariant: no registry connection is held while golden prompts are looked
+at, or samples read.
 """
 
 from __future__ import annotations
 
 import asyncio
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 
 from app.adapters.service import find_adapter
-from app.adapters.tenancy import OwnedSession
+from app.adapters.tenancy import OwnedSession, TenantId
 from app.audit.trail import Trail
-from app.completions.trial import BASE, trials_of
+from app.completions.trial import trials_of
 from app.context import Context
+from app.db import tenant_scope
 from app.errors import UnavailableError
-from app.idempotency.once import Once
+from app.idempotency.once import Idempotency, OnceReceived
 from app.pages import Page, Paging
 from app.rollouts import service
 from app.rollouts.decision import decide
-from app.rollouts.golden_asking import tokens_of
-from app.rollouts.golden_sealing import GoldenSealer
+from app.rollouts.golden_intake import GoldenIntake, check_prompts
+from app.rollouts.golden_own import with_own_prompts
 from app.rollouts.repository import RolloutRepository
 from app.rollouts.schemas import PreviewView, RolloutCreate, RolloutView
 from engine.transport.errors import QueueUnavailableError
@@ -32,18 +34,24 @@ rollout_router = APIRouter(prefix="/adapters/{adapter}/rollouts")
 async def start_rollout(
     adapter: str,
     body: RolloutCreate,
-    owned: OwnedSession,
+    request: Request,
+    tenant_id: TenantId,
     context: Context,
     trail: Trail,
-    once: Once,
+    asked: OnceReceived,
 ) -> RolloutView:
-    for prompt in body.golden:  # what no engine could be asked is refused here
-        await tokens_of(trials_of(context), BASE, prompt)
-    sealer = GoldenSealer(context.settings.queue_secret.get_secret_value())
-    rollout = await service.start_rollout(
-        owned.session, owned.tenant_id, adapter, body, sealer, trail
-    )
-    return await once.keep(RolloutView.of(rollout))
+    body = await with_own_prompts(context, tenant_id, adapter, body)
+    await check_prompts(trials_of(context), body.golden)
+    golden = GoldenIntake.of(context)
+    async with context.database.session() as session:
+        await tenant_scope(session, tenant_id)
+        once = Idempotency()
+        if asked is not None:
+            once = await asked.enter(session, await request.body())
+        rollout = await service.start_rollout(session, tenant_id, adapter, body, golden, trail)
+        view = await once.keep(RolloutView.of(rollout))
+        await session.commit()
+    return view
 
 
 @rollout_router.get("")
@@ -63,10 +71,12 @@ async def get_rollout(adapter: str, rollout: str, owned: OwnedSession) -> Rollou
 
 @rollout_router.get("/{rollout}/preview")
 async def preview_rollout(
-    adapter: str, rollout: str, owned: OwnedSession, context: Context
+    adapter: str, rollout: str, tenant_id: TenantId, context: Context
 ) -> PreviewView:
     """What it would do now, and why."""
-    found = await service.find_rollout(owned.session, owned.tenant_id, adapter, rollout)
+    async with context.database.session() as session:
+        await tenant_scope(session, tenant_id)
+        found = await service.find_rollout(session, tenant_id, adapter, rollout)
     try:
         samples = await context.samples.read(found.adapter_id, found.alias)
     except QueueUnavailableError as error:
@@ -86,10 +96,13 @@ async def pause_rollout(
 
 @rollout_router.post("/{rollout}/resume")
 async def resume_rollout(
-    adapter: str, rollout: str, owned: OwnedSession, trail: Trail
+    adapter: str, rollout: str, owned: OwnedSession, context: Context, trail: Trail
 ) -> RolloutView:
+    golden = GoldenIntake.of(context)
     return RolloutView.of(
-        await service.resume_rollout(owned.session, owned.tenant_id, adapter, rollout, trail)
+        await service.resume_rollout(
+            owned.session, owned.tenant_id, adapter, rollout, golden, trail
+        )
     )
 
 

@@ -69,7 +69,10 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a gate found. Intervals are None where there are too few samples."""
+    """What a gate found. Intervals are None where there are too few samples.
+
+    `reason`: why there is nothing to be found, of a gate that fails for it.
+    """
 
     gate: Gate
     verdict: Verdict
@@ -77,6 +80,7 @@ class Finding:
     num_baseline: int
     candidate: Interval | None = None
     baseline: Interval | None = None
+    reason: str | None = None
 
 
 def judge(

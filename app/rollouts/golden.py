@@ -4,7 +4,7 @@ replace.
 Knows nothing of queues or SQL. The prompts are all there is, and no sample of anything: what is
 counted is exact, without intervals. Invariants: a prompt counts as failed where each of several
 answers failed, of either version, so that a draw or a near-tie fails none; a gate says nothing
-before all prompts were asked.
+before all prompts were asked, and fails where they never can be.
 """
 
 from __future__ import annotations
@@ -21,17 +21,28 @@ GOLDEN = "golden_failure_rate"
 
 @dataclass(frozen=True, slots=True)
 class GoldenOutcome:
-    """Of `num` prompts, by their places: those that each version failed. `asked_s`: since 1970."""
+    """Of `num` prompts, by their places: those that each version failed. `asked_s`: since 1970.
+
+    `problem`: a code that says why they cannot be asked at all; then the candidate failed them all.
+    """
 
     num: int
     asked_s: float
     failed: tuple[int, ...]
     failed_before: tuple[int, ...]
+    problem: str | None = None
 
     @classmethod
     def of(cls, stored: Mapping[str, Any]) -> Self:
         failed, failed_before = tuple(stored["failed"]), tuple(stored["failed_before"])
-        return cls(stored["num"], stored["asked_s"], failed, failed_before)
+        problem = stored.get("problem")
+        return cls(stored["num"], stored["asked_s"], failed, failed_before, problem)
+
+    @classmethod
+    def of_none_asked(cls, num: int, asked_s: float, problem: str) -> Self:
+        """`num`: at least one, where nobody can tell how many there are."""
+        # NOTE: a process that knows of no problems judges by the counts, and finds the same.
+        return cls(num, asked_s, tuple(range(num)), (), problem)
 
     def stored(self) -> dict[str, Any]:
         """As JSON values."""
@@ -44,6 +55,8 @@ def judge_golden(gate: Gate, outcome: GoldenOutcome | None) -> Finding:
     """
     if outcome is None:
         return Finding(gate, Verdict.WAIT, 0, 0)
+    if outcome.problem is not None:
+        return Finding(gate, Verdict.FAIL, 0, 0, reason=outcome.problem)
     failed, before = len(outcome.failed), len(outcome.failed_before)
     if gate.max is not None:
         is_worse = failed > gate.max * outcome.num

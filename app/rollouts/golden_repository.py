@@ -1,6 +1,6 @@
 """The SQL of rollouts whose golden prompts wait to be asked.
 
-Knows nothing of how they are asked. Invariants: every query but `next_unasked` starts from the
+Knows nothing of how they are asked. Invariants: every query but `list_unasked` starts from the
 tenant, and the session is in its scope; prompts are a worker's until the time that it claimed them
 till, and whoever writes what came of them says which time that was.
 """
@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import Any
 
 from sqlalchemy import select, update
+from sqlalchemy.dialects.postgresql import distinct_on
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.db import worker_scope
@@ -20,17 +21,22 @@ from app.rollouts.tables import Rollout
 RUNNING = "running"
 
 
-async def next_unasked(session: AsyncSession, now: datetime) -> tuple[str, str] | None:
-    """(tenant, rollout) of the one whose prompts have waited longest. Sets the worker's scope."""
+async def list_unasked(session: AsyncSession, now: datetime) -> dict[str, str]:
+    """Of each tenant the rollout whose prompts have waited longest, those first that waited longest
+    of all. Sets the worker's scope.
+    """
     await worker_scope(session)
-    rows = await session.execute(
-        select(Rollout.tenant_id, Rollout.id)
+    longest = (
+        select(Rollout.tenant_id, Rollout.id, Rollout.golden_due_at)
         .where(Rollout.state == RUNNING, Rollout.golden_due_at <= now)
-        .order_by(Rollout.golden_due_at)
-        .limit(1)
+        .ext(distinct_on(Rollout.tenant_id))
+        .order_by(Rollout.tenant_id, Rollout.golden_due_at)
+        .subquery()
     )
-    found = rows.first()
-    return None if found is None else (found[0], found[1])
+    rows = await session.execute(
+        select(longest.c.tenant_id, longest.c.id).order_by(longest.c.golden_due_at)
+    )
+    return {row.tenant_id: row.id for row in rows}
 
 
 async def claim_golden(

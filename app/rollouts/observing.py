@@ -1,4 +1,5 @@
-"""Watches one answer as it is made, for the gates of rollouts and for comparison with a shadow.
+"""Watches one answer as it is made, for the gates of rollouts and for comparison with a shadow; and
+that there was a prompt at all, where a version makes it through a template of its own.
 
 Knows nothing of gates. Invariants: what is watched is passed on as it came, at once; a request that
 its client left is no sample; a sample is written after the answer, and nobody waits for it.
@@ -8,10 +9,12 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 
+from app.adapters.resolver import ResolvedModel
+from app.chat_templates.versions import TEMPLATE_FAILED
 from app.completions.choice import Delta
 from app.completions.connection import ClientTooSlowError
 from app.completions.service import Answer
@@ -74,6 +77,22 @@ class _Watch:
         return all(_is_json(self.text(choice)) for choice in self.chunks)
 
 
+async def observed_prompt(
+    context: AppContext, model: ResolvedModel, prompting: Awaitable[list[int]]
+) -> list[int]:
+    """What `prompting` gives; where the version's own template gives none, that is its error.
+
+    Raises what `prompting` does.
+    """
+    watch = _Watch()
+    try:
+        return await prompting
+    except ApiError as error:
+        if error.code == TEMPLATE_FAILED or _is_versions_fault(error):
+            await _record(context, model, watch, is_error=True)
+        raise
+
+
 async def observed(
     context: AppContext,
     answer: Answer,
@@ -101,8 +120,8 @@ async def observed(
                     await generated.athrow(error)
                 raise
             except ApiError as error:
-                if error.status >= SERVER_ERROR and error.code not in NOBODYS_FAULT:
-                    await _record(context, answer, watch, is_error=True)
+                if _is_versions_fault(error):
+                    await _record(context, answer.model, watch, is_error=True)
                 raise
         is_whole = True
     finally:
@@ -110,12 +129,19 @@ async def observed(
             run.cancel()
     if shadow is not None and run is not None:
         context.shadows.compare(shadow, watch.text(0), run)
-    await _record(context, answer, watch, is_error=False)
+    num_tokens = answer.usage().completion_tokens
+    await _record(context, answer.model, watch, num_tokens=num_tokens)
 
 
-async def _record(context: AppContext, answer: Answer, watch: _Watch, *, is_error: bool) -> None:
+async def _record(
+    context: AppContext,
+    model: ResolvedModel,
+    watch: _Watch,
+    *,
+    is_error: bool = False,
+    num_tokens: int = 0,
+) -> None:
     """For the gates, where the alias means several versions."""
-    model = answer.model
     if model.weighted_alias is None or context.redis.is_away:
         return
     assert model.adapter_id is not None and model.version_id is not None
@@ -125,11 +151,15 @@ async def _record(context: AppContext, answer: Answer, watch: _Watch, *, is_erro
         is_error=is_error,
         ttft_ms=watch.ttft_ms,
         inter_token_ms=watch.inter_token_ms,
-        num_tokens=0 if is_error else answer.usage().completion_tokens,
+        num_tokens=num_tokens,
         is_json=watch.is_json,
     )
     work = context.samples.record(model.adapter_id, model.weighted_alias, sample)
     await done_or_left(work, 0)
+
+
+def _is_versions_fault(error: ApiError) -> bool:
+    return error.status >= SERVER_ERROR and error.code not in NOBODYS_FAULT
 
 
 def _is_json(text: str) -> bool:

@@ -1,13 +1,15 @@
-"""How requests for a weighted alias went, kept in Redis for a while: what gates look at.
+"""What rollouts keep in Redis for a while: how requests for a weighted alias went, which gates look
+at, and how many golden prompts a tenant had asked.
 
-Knows nothing of gates. Invariants: never a text and nobody's name, only counts and times; a list
-has at most `MAX_SAMPLES` of them and ends by itself; what cannot be written is left out, and no
-request waits for it.
+Knows nothing of gates or quotas. Invariants: never a text and no user's name, only counts and
+times; a list has at most `MAX_SAMPLES` of them and ends by itself; what cannot be written is left
+out, and no request waits for it.
 """
 
 from __future__ import annotations
 
 import asyncio
+from datetime import date
 from typing import TypeVar, cast
 
 import msgspec
@@ -22,6 +24,7 @@ log = structlog.get_logger()
 
 MAX_SAMPLES = 20_000
 TTL_S = 7 * 86_400
+DAY_S = 86_400
 MAX_CONNECTIONS = 4
 
 _decoder = msgspec.msgpack.Decoder(Sample)
@@ -54,6 +57,16 @@ class SampleBook:
         """The oldest first."""
         found = await self._all(keys.shadows(adapter_id, alias))
         return await asyncio.to_thread(_decoded, _shadow_decoder, found)
+
+    async def count_golden(self, tenant_id: str, day: date, num_prompts: int) -> int:
+        """How many it were on that day (UTC), these included; a negative number takes some back."""
+        name = keys.golden(tenant_id, day.isoformat())
+        with translated_errors():
+            async with self._redis.pipeline(transaction=True) as pipe:
+                pipe.incrby(name, num_prompts)
+                pipe.expire(name, 2 * DAY_S)
+                counted, _ = await pipe.execute()
+        return int(counted)
 
     async def _append(self, name: str, data: bytes) -> None:
         with translated_errors():

@@ -49,7 +49,7 @@ class RolloutCreate(Body):
 
     `ladder`: the candidate's share at each step, in percent; it grows and ends with 100. A step is
     left after `soak_s`, once every gate has passed. `golden`: prompts that both versions are asked,
-    for gates of `golden_failure_rate`.
+    for gates of `golden_failure_rate`; without any, those that `to` brought with it.
     """
 
     alias: Line
@@ -71,18 +71,22 @@ class RolloutCreate(Body):
 
     @model_validator(mode="after")
     def _judges_what_is_asked(self) -> Self:
-        if bool(self.golden) != any(gate.metric == GOLDEN for gate in self.gates):
-            raise ValueError(f"golden prompts and a gate of {GOLDEN} need each other")
+        if self.golden and all(gate.metric != GOLDEN for gate in self.gates):
+            raise ValueError(f"golden prompts need a gate of {GOLDEN}")
         return self
 
 
 class GoldenView(BaseModel):
-    """What came of `num` golden prompts: which of them, from 0 on, each version failed."""
+    """What came of `num` golden prompts: which of them, from 0 on, each version failed.
+
+    `error`: why they could not be asked, which its gate takes for a failure of all.
+    """
 
     num: int
     failed: list[int]
     failed_before: list[int]
     asked_at: int
+    error: str | None
 
     @classmethod
     def of(cls, outcome: GoldenOutcome) -> Self:
@@ -91,6 +95,7 @@ class GoldenView(BaseModel):
             failed=[*outcome.failed],
             failed_before=[*outcome.failed_before],
             asked_at=int(outcome.asked_s),
+            error=outcome.problem,
         )
 
 
@@ -172,6 +177,7 @@ def describe_finding(finding: Finding) -> dict[str, Any]:
         "num_baseline": finding.num_baseline,
         "candidate": _bounds(finding.candidate),
         "baseline": _bounds(finding.baseline),
+        "reason": finding.reason,
     }
 
 

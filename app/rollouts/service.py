@@ -25,7 +25,7 @@ from app.audit.trail import AuditTrail
 from app.errors import ConflictError, NotFoundError
 from app.ids import new_id
 from app.rollouts.decision import share_of
-from app.rollouts.golden_sealing import GoldenSealer
+from app.rollouts.golden_intake import GoldenIntake
 from app.rollouts.repository import OPEN, RolloutRepository
 from app.rollouts.schemas import RolloutCreate, RolloutView
 from app.rollouts.tables import Rollout
@@ -39,13 +39,13 @@ async def start_rollout(
     tenant_id: str,
     adapter_reference: str,
     body: RolloutCreate,
-    sealer: GoldenSealer,
+    golden: GoldenIntake,
     trail: AuditTrail,
 ) -> Rollout:
     """Begin with the ladder's first step; a worker asks the golden prompts at once.
 
     Raises NotFoundError, or ConflictError: `rollout_in_progress`, `alias_weighted`,
-    `version_not_active`.
+    `version_not_active`; or as `GoldenIntake.take`.
     """
     adapter = await lock_adapter(session, tenant_id, adapter_reference)
     pointing = await AliasRepository(session, tenant_id).get(adapter.id, body.alias)
@@ -77,8 +77,7 @@ async def start_rollout(
         due_at=trail.at,
     )
     if body.golden:
-        rollout.sealed_golden = sealer.seal(rollout.id, body.golden)
-        rollout.golden_due_at = trail.at
+        await golden.take(session, rollout, body.golden, trail.at)
     await RolloutRepository(session, tenant_id).add(rollout)
     await _share(session, adapter, rollout, share_of(rollout), trail)
     if share_of(rollout) == WHOLE:
@@ -112,9 +111,17 @@ async def pause_rollout(
 
 
 async def resume_rollout(
-    session: AsyncSession, tenant_id: str, adapter: str, rollout_id: str, trail: AuditTrail
+    session: AsyncSession,
+    tenant_id: str,
+    adapter: str,
+    rollout_id: str,
+    golden: GoldenIntake,
+    trail: AuditTrail,
 ) -> Rollout:
-    """Go on where it was, on new samples. A second call changes nothing."""
+    """Go on where it was, on new samples. A second call changes nothing.
+
+    Raises also as `GoldenIntake.take_again`.
+    """
     _, rollout = await _lock_open(session, tenant_id, adapter, rollout_id)
     if rollout.state == "running":
         return rollout
@@ -124,8 +131,7 @@ async def resume_rollout(
     # The step begins anew: what was seen before the pause does not count any more.
     rollout.step_since = trail.at
     rollout.due_at, rollout.paused_at = trail.at, None
-    rollout.golden_results = None
-    rollout.golden_due_at = None if rollout.sealed_golden is None else trail.at
+    await golden.take_again(session, rollout, trail.at)
     return await _record(session, "rollout.resumed", before, rollout, trail)
 
 

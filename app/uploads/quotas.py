@@ -25,7 +25,7 @@ from app.uploads.quotas_repository import QuotaRepository
 class Quota(StrEnum):
     """What is limited: numbers, bytes in the store, uploads of a day of UTC, rank of a module.
 
-    `open_uploads`: uploads in parts that have not ended.
+    `open_uploads`: uploads in parts that have not ended. `golden_prompts_per_day`: of rollouts.
     """
 
     ADAPTERS = "adapters"
@@ -33,6 +33,7 @@ class Quota(StrEnum):
     UPLOADS_PER_DAY = "uploads_per_day"
     ADAPTER_RANK = "adapter_rank"
     OPEN_UPLOADS = "open_uploads"
+    GOLDEN_PROMPTS_PER_DAY = "golden_prompts_per_day"
 
 
 # For whoever nobody said anything of: nothing is unlimited by omission. A rank has a limit of its
@@ -44,6 +45,7 @@ DEFAULTS = Layer(
         Quota.ADAPTER_BYTES: 1 << 40,
         Quota.UPLOADS_PER_DAY: 10_000,
         Quota.OPEN_UPLOADS: 64,
+        Quota.GOLDEN_PROMPTS_PER_DAY: 1_000,
     },
 )
 
@@ -88,6 +90,10 @@ class Quotas:
         self._session = session
         self._counts = QuotaRepository(session, tenant_id)
         self._in_force: dict[Quota, QuotaInForce] | None = None
+
+    async def in_force(self, quota: Quota) -> QuotaInForce | None:
+        """For what is counted elsewhere; None: it is unlimited."""
+        return (await self._load()).get(quota)
 
     async def check_adapters(self) -> None:
         """Whether the adapter that this transaction has made may be."""

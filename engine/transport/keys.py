@@ -37,6 +37,7 @@ touch any of them; whatever is not O(tenants) has an expiry or is deleted with i
     usage               stream  what requests used; an entry stays until it is in the ledger
     samples:<adapter>:<alias>  list  how requests for a weighted alias went, expires
     shadows:<adapter>:<alias>  list  how far answers and their shadows agreed, expires
+    golden:<tenant>:<day>  string  golden prompts that were to be asked on that day, expires
     generation          string  a token that a server which lost its data no longer has
     places:<subject>    zset    requests in flight by the expiry of their lease; this and what
                                 else admission keeps: `app/admission/lua/counters.lua`
@@ -94,6 +95,10 @@ def samples(adapter_id: str, alias: str) -> str:
 
 def shadows(adapter_id: str, alias: str) -> str:
     return f"{PREFIX}shadows:{adapter_id}:{alias}"
+
+
+def golden(tenant_id: str, day: str) -> str:
+    return f"{PREFIX}golden:{tenant_id}:{day}"
 
 
 def places(subject: str) -> str:

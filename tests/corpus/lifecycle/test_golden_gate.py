@@ -10,6 +10,11 @@ from typing import Any
 import pytest
 
 from app.rollouts.expectations import (
+    MAX_ANSWER_CHARS,
+    MAX_PATTERN_CHARS,
+    MAX_SCHEMA_DEPTH,
+    MAX_SCHEMA_PATTERNS,
+    MAX_SCHEMA_VALUES,
     ExpectationError,
     expects_json,
     expects_pattern,
@@ -20,6 +25,18 @@ from app.rollouts.golden import MAX_ASKS, GoldenOutcome, judge_golden
 
 NUM_ROLLOUTS = 300
 NUM_PROMPTS = 40
+
+
+def nested(depth: int) -> dict[str, Any]:
+    """A schema of so many levels."""
+    schema: dict[str, Any] = {}
+    for _ in range(depth - 1):
+        schema = {"not": schema}
+    return schema
+
+
+def patterns(num: int) -> dict[str, Any]:
+    return {f"^{each}": True for each in range(num)}
 
 
 @pytest.mark.parametrize(
@@ -53,12 +70,29 @@ def test_an_answer_is_what_was_expected_or_not(
         {"pattern": "(?=a)b"},
         {"pattern": "((a{1000}){1000}){1000}"},
         {"description": "x" * 9000},
+        {"enum": [*range(MAX_SCHEMA_VALUES)]},
+        {"pattern": "a" * (MAX_PATTERN_CHARS + 1)},
+        {"format": "regex"},
+        {"items": {"patternProperties": patterns(MAX_SCHEMA_PATTERNS + 1)}},
+        {"properties": {str(each): {"pattern": "a"} for each in range(MAX_SCHEMA_PATTERNS + 1)}},
+        nested(MAX_SCHEMA_DEPTH + 1),
+        nested(100_000),
     ],
 )
 def test_a_schema_that_refers_to_something_or_costs_too_much_is_refused(
     schema: dict[str, Any],
 ) -> None:
     with pytest.raises(ExpectationError):
+        expects_json(schema)
+
+
+def test_control_a_schema_at_each_of_the_bounds_is_accepted() -> None:
+    for schema in (
+        nested(MAX_SCHEMA_DEPTH),
+        {"patternProperties": patterns(MAX_SCHEMA_PATTERNS)},
+        {"enum": [*range(MAX_SCHEMA_VALUES - 2)]},
+        {"pattern": "a" * MAX_PATTERN_CHARS},
+    ):
         expects_json(schema)
 
 
@@ -78,6 +112,12 @@ def test_an_answer_nested_without_bottom_is_not_what_was_expected() -> None:
     expectation = expects_json({"type": "array"})
     assert not expectation("[" * 100_000)
     assert not expectation("[" * 5_000 + "]" * 5_000)
+
+
+def test_an_answer_longer_than_any_of_sense_is_not_what_was_expected() -> None:
+    for is_met in (expects_pattern("a"), expects_json({"type": "string"})):
+        assert is_met(json.dumps("a" * (MAX_ANSWER_CHARS - 2)))
+        assert not is_met(json.dumps("a" * (MAX_ANSWER_CHARS - 1)))
 
 
 def outcome(failed: int, failed_before: int, num: int = NUM_PROMPTS) -> GoldenOutcome:
@@ -103,6 +143,24 @@ def test_a_gate_of_golden_prompts_fails_where_more_are_lost_than_it_allows(
     gate: Gate, found: GoldenOutcome | None, verdict: Verdict
 ) -> None:
     assert judge_golden(gate, found).verdict is verdict
+
+
+@pytest.mark.parametrize("limit", [{"max": 1.0}, {"max_regression_pct": 100}])
+def test_a_gate_whose_prompts_cannot_be_asked_fails_and_says_why(limit: dict[str, float]) -> None:
+    gate = Gate("golden_failure_rate", **limit)
+    found = GoldenOutcome.of_none_asked(3, 0.0, "golden_prompts_unreadable")
+    kept = GoldenOutcome.of(json.loads(json.dumps(found.stored())))
+    finding = judge_golden(gate, kept)
+    assert (finding.verdict, finding.reason) == (Verdict.FAIL, "golden_prompts_unreadable")
+    # The control: what failed all the same, but was asked, is judged by the gate alone.
+    assert judge_golden(gate, outcome(3, 0, num=3)).verdict is Verdict.PASS
+
+
+def test_a_process_that_knows_of_no_problems_finds_a_failure_too() -> None:
+    stored = GoldenOutcome.of_none_asked(3, 0.0, "golden_prompts_unreadable").stored()
+    del stored["problem"]
+    gate = Gate("golden_failure_rate", max_regression_pct=10)
+    assert judge_golden(gate, GoldenOutcome.of(stored)).verdict is Verdict.FAIL
 
 
 def asked(rng: random.Random, error_rate: float, num_lost: int, num_asks: int) -> list[int]:

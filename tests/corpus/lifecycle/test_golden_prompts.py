@@ -15,56 +15,28 @@ from app.completions.trial import trials_of
 from app.context import AppContext
 from app.db import Database
 from app.encryption import SealBrokenError
-from app.rollouts.golden import MAX_ASKS
 from app.rollouts.golden_asking import Asker
 from app.rollouts.golden_jobs import GoldenJobs
 from app.rollouts.golden_schemas import MAX_PROMPTS, GoldenPrompt
 from app.rollouts.golden_sealing import GoldenSealer
 from app.rollouts.jobs import RolloutJobs
-from engine.messages import TRIAL_TENANT, EngineError, EngineRequest, ServiceTier
+from engine.messages import TRIAL_TENANT, ServiceTier
 from tests.builders.clock import Clock
 from tests.builders.operator import Operator
 from tests.builders.queue_secret import QUEUE_SECRET
 from tests.builders.stub_engine import StubEngine
 from tests.builders.waiting import until
-from tests.corpus.lifecycle.conftest import BOT, Version, code
-
-ROLLOUTS, PROD = f"{BOT}/rollouts", f"{BOT}/aliases/prod"
-SOAK_S = 60
-GATE = {"metric": "golden_failure_rate", "max_regression_pct": 10}
-GOLDEN = [
-    {"prompt": "The capital of France?", "exact": "Paris"},
-    {"messages": [{"role": "user", "content": "A number, please."}], "regex": "^[0-9]+$"},
-    {"prompt": "As JSON:", "json_schema": {"type": "object", "required": ["city"]}},
-]
-RIGHT = {"The capital of France?": " Paris\n", "A number": "42", "As JSON:": '{"city": "Paris"}'}
-
-
-class Replies:
-    """What each version says to a prompt; what engines were asked."""
-
-    def __init__(self, context: AppContext) -> None:
-        self._context = context
-        self.wrong: dict[str, set[str]] = {}  # digest -> beginnings of prompts
-        self.broken: dict[str, str] = {}  # digest -> an engine's error
-        self.flaky: set[str] = set()  # digests that fail all but the last asking
-        self.seen: list[EngineRequest] = []
-        self._times: Counter[tuple[str, str]] = Counter()
-
-    def __call__(self, request: EngineRequest) -> list[int] | EngineError:
-        self.seen.append(request)
-        assert request.adapter is not None
-        digest = request.adapter.digest
-        if digest in self.broken:
-            return EngineError(code=self.broken[digest], message="broken")
-        asked = self._context.tokenizer.model.decode(request.prompt_token_ids)
-        (prompt,) = [each for each in RIGHT if each in asked]
-        self._times[digest, prompt] += 1
-        is_wrong = prompt in self.wrong.get(digest, set()) or (
-            digest in self.flaky and self._times[digest, prompt] < MAX_ASKS
-        )
-        said = "wrong" if is_wrong else RIGHT[prompt]
-        return self._context.tokenizer.encode_prompt(said)
+from tests.corpus.lifecycle.conftest import Version, code
+from tests.corpus.lifecycle.golden_world import (
+    GATE,
+    GOLDEN,
+    PROD,
+    ROLLOUTS,
+    SOAK_S,
+    Replies,
+    shown,
+    start,
+)
 
 
 @pytest.fixture
@@ -87,15 +59,6 @@ async def golden(context: AppContext) -> AsyncIterator[GoldenJobs]:
     await jobs.close()
 
 
-async def start(operator: Operator, **fields: Any) -> dict[str, Any]:
-    body = {"alias": "prod", "to": "v2", "soak_s": SOAK_S, "gates": [GATE], "golden": GOLDEN}
-    return await operator.done("POST", ROLLOUTS, json={**body, **fields})
-
-
-async def shown(operator: Operator, rollout: dict[str, Any]) -> dict[str, Any]:
-    return await operator.done("GET", f"{ROLLOUTS}/{rollout['id']}")
-
-
 async def test_a_candidate_that_lost_golden_prompts_is_taken_back_by_itself(
     operator: Operator,
     versions: list[Version],
@@ -115,6 +78,7 @@ async def test_a_candidate_that_lost_golden_prompts_is_taken_back_by_itself(
         "failed": [1, 2],
         "failed_before": [],
         "asked_at": 0,
+        "error": None,
     }
     assert await worker.work() == 1
     done = await shown(operator, rollout)
@@ -261,7 +225,7 @@ async def test_two_workers_ask_once_and_one_that_died_is_followed_by_another(
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"golden": []}, "invalid_value"),
+    ({"golden": []}, "eval_missing"),
     ({"gates": []}, "invalid_value"),
     ({"golden": [{"prompt": "x"}]}, "invalid_value"),
     ({"golden": [{"exact": "x"}]}, "invalid_value"),

@@ -153,3 +153,37 @@ async def test_a_shadow_whose_template_fails_is_an_error_of_the_shadow_alone(
         return bool(found["errors"] == 1)
 
     await eventually(is_counted)
+
+
+async def test_a_conversation_that_a_versions_template_fails_on_is_an_error_of_that_version(
+    operator: Operator, context: AppContext, push: Push, ask: Ask, redis_url: str
+) -> None:
+    """For a rollout's gates: the other version answers the same conversation."""
+    first, second = await push(None, seed=1), await push(SWITCH, seed=2)
+    targets = [{"version": "v1", "weight": 50}, {"version": "v2", "weight": 50}]
+    moved = await operator.done("PUT", f"{BOT}/aliases/prod", json={"targets": targets})
+    with StubEngine(redis_url):
+        answers = [await ask("fail") for _ in range(20)]
+        assert (await ask("fail", model="bot@v2")).status_code == 400  # of no alias: no sample
+
+    async def are_there() -> bool:
+        return len(await context.samples.read(moved["adapter_id"], "prod")) == len(answers)
+
+    await eventually(are_there)
+    samples = await context.samples.read(moved["adapter_id"], "prod")
+    errors = {each.version_id: each.is_error for each in samples}
+    assert errors == {first["id"]: False, second["id"]: True}
+    num_failed = [answer.status_code for answer in answers].count(400)
+    assert sum(each.is_error for each in samples) == num_failed > 0
+
+
+async def test_control_what_a_client_does_wrong_is_no_error_of_a_version(
+    operator: Operator, context: AppContext, push: Push, ask: Ask, redis_url: str
+) -> None:
+    await push(None, seed=1)
+    await push(SPELLED, seed=2)
+    targets = [{"version": "v1", "weight": 50}, {"version": "v2", "weight": 50}]
+    moved = await operator.done("PUT", f"{BOT}/aliases/prod", json={"targets": targets})
+    for _ in range(8):
+        assert (await ask("x" * 100_000)).status_code == 400
+    assert await context.samples.read(moved["adapter_id"], "prod") == []
