@@ -42,7 +42,7 @@ corpus: $(STAMP)  ## every kind of adapter: refused by name, or served with PEFT
 
 chart: $(STAMP)  ## the Helm chart and the images: rendered, validated, scanned, with tools it fetches
 	$(BIN)/python -m tools.chart_tools build/chart
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/chart -n 2 --dist loadgroup --no-loadscope-reorder -q $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/chart -n 2 --dist loadfile --no-loadscope-reorder -q $(ARGS)
 
 lint: $(STAMP)  ## ruff and mypy
 	$(BIN)/ruff check .

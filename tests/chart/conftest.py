@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from tests.chart.certificates import HOST, Authority, Certificate, new_authority
 from tests.chart.patience import TEST_S
 from tests.chart.rendering import TOOLS
+from tests.chart.scheduling import PlaceScheduling, in_order
 from tests.chart.tooling import tally
 from tests.faults.campaign import VERDICT
-
-LONG = ("container", "rolling", "upgrade", "observability", "sentinel", "managed", "restore")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -24,16 +24,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """NOTE: what takes long comes first, so that none is left over when all others have ended."""
     for item in items:
         if "chart" in item.path.parts and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(TEST_S))
-    items.sort(key=lambda item: _place(item.get_closest_marker("xdist_group")))
+    items[:] = in_order(items)
 
 
-def _place(group: pytest.Mark | None) -> int:
-    name = group.args[0] if group else ""
-    return LONG.index(name) if name in LONG else len(LONG)
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> PlaceScheduling:
+    return PlaceScheduling(config, log)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

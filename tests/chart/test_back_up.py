@@ -16,8 +16,6 @@ from app.launcher.postgres import PostgresServer
 from tests.chart.scripts import script
 from tests.fixtures.servers import TestDatabase
 
-pytestmark = pytest.mark.xdist_group("restore")
-
 ADAPTER, FILE = "ten_a/digest/adapter_model.safetensors", "ten_a/fil_a"
 LARGE_BYTES = 1 << 26
 

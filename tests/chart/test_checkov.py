@@ -21,8 +21,6 @@ ALLOWED = {
 PROBELESS = {"CKV_K8S_8", "CKV_K8S_9"}  # of pods that run once
 CONTROL = "privileged"
 
-pytestmark = pytest.mark.xdist_group("checkov")
-
 
 Failures = Mapping[str, set[tuple[str, str]]]
 

@@ -20,8 +20,6 @@ from tests.chart.containers import IMAGE, build_api_image, local_pod, playing, p
 from tests.chart.patience import START_S
 from tests.chart.rendering import CHECKOUT, named, render
 
-pytestmark = pytest.mark.xdist_group("container")
-
 PATIENCE = {"TENFOLD_DEPENDENCY_TIMEOUT_S": "5", "TENFOLD_MAX_LOOP_LAG_S": "30"}
 RECIPE = CHECKOUT / "deploy" / "api.Dockerfile"
 

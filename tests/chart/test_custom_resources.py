@@ -18,8 +18,6 @@ import pytest
 from tests.chart.rendering import PRESETS, TOOLS, Object, render
 from tests.chart.tooling import need
 
-pytestmark = pytest.mark.xdist_group("crds")
-
 GROUPS = (
     "keda.sh",
     "gateway.networking.k8s.io",

@@ -39,8 +39,6 @@ from tests.chart.site import site
 from tests.chart.tooling import need
 from tests.fixtures.servers import TestDatabase
 
-pytestmark = pytest.mark.xdist_group("managed")
-
 NUM_AT_ONCE = 40
 NAMELESS = f"?{CACHE_SIZE}=0"
 REFUSED = "CERTIFICATE_VERIFY_FAILED"

@@ -26,8 +26,6 @@ from tests.chart.site import Site, site
 from tests.faults.real_base import write_real_base
 from tests.fixtures.servers import TestDatabase
 
-pytestmark = pytest.mark.xdist_group("restore")
-
 BODY = {"model": "bot", "prompt": "abcdefgh", "max_tokens": 12, "temperature": 0}
 CONTENT = b'{"messages": [{"role": "user", "content": "hello"}]}\n'
 

@@ -24,7 +24,7 @@ from tests.chart.rolling import (
 from tests.faults.campaign import Recorder, amount, tell
 from tests.fixtures.servers import new_database
 
-pytestmark = [pytest.mark.timeout(3600), pytest.mark.xdist_group("rolling")]
+pytestmark = pytest.mark.timeout(3600)
 
 RESTARTS = {  # of API processes, of engines, of the worker
     "few": (20, 30, 2),

@@ -24,8 +24,6 @@ from tests.faults.clients import Clients, some_questions
 from tests.faults.history import Outcome
 from tests.fixtures.servers import TestDatabase
 
-pytestmark = pytest.mark.xdist_group("sentinel")
-
 SEED = 3
 REFUSED = "CERTIFICATE_VERIFY_FAILED"
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.chart.scheduling import place
 from tests.chart.tooling import need, tally
 from tools.fetching import CannotError, attempt, once
 
@@ -65,3 +66,13 @@ def test_control_a_check_whose_tool_could_not_be_fetched_is_not_skipped(tmp_path
 def test_what_is_skipped_is_counted_among_all_and_not_as_passed() -> None:
     reports = {"passed": "aaa", "skipped": "bb", "failed": "c", "": "setups", "warnings": "w"}
     assert tally(reports) == "checks passed / all: 3 / 6"
+
+
+def test_checks_of_a_file_and_of_a_folder_share_a_process() -> None:
+    folder = {
+        place(f"tests/chart/observability/{name}.py::test_a[x/y::z]") for name in ("test_b", "c")
+    }
+    assert folder == {"observability"}
+    assert place("tests/chart/test_pods.py::test_a[prod:Job/x]") == "test_pods.py"
+    assert place("tests/chart/test_pods.py::test_b") == "test_pods.py"
+    assert place("tests/chart/test_objects.py::test_b") != place("tests/chart/test_pods.py::test_b")

@@ -34,8 +34,6 @@ from tests.chart.site import Site, is_ready, site
 from tests.fixtures.processes import running
 from tests.fixtures.servers import TestDatabase
 
-pytestmark = pytest.mark.xdist_group("upgrade")
-
 READINESS = "/readyz?engines=optional"
 BEFORE = "0005"  # the last revision that was changed by hand after others had it
 FIRST_SINCE = "migrations/versions/0006_lifecycle.py"

@@ -16,15 +16,7 @@ from tests.chart.observability.installation import Installation, installed
 from tests.faults.real_base import write_real_base
 from tests.fixtures.servers import new_database
 
-GROUP = pytest.mark.xdist_group("observability")
 VALKEY_PASSWORD = "password-of-the-queue"
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All in one process: they share the installation."""
-    for item in items:
-        if "observability" in item.path.parts:
-            item.add_marker(GROUP)
 
 
 @pytest.fixture(scope="session")
