@@ -34,13 +34,12 @@ from lora.store import (
     split_locator,
 )
 from lora.store_cache import StoreCache
+from lora.store_put import put_file
 
 if TYPE_CHECKING:  # the library has this name for type checkers only
     from obstore.store import ObjectStore
 
 INDEX_FILE = "index.json"
-PART_BYTES = 8 << 20  # of a multipart upload; S3 takes none below 5 MiB
-MAX_PARTS_AT_ONCE = 2  # all that one `put` holds in memory
 
 
 class ObjectAdapterStore:
@@ -59,13 +58,7 @@ class ObjectAdapterStore:
             raise AdapterCorruptError(f"files of {digest} hash to {found}")
         with _store_errors():
             for name, path in files.items():
-                obstore.put(
-                    self._objects,
-                    f"{locator}/{name}",
-                    path,
-                    chunk_size=PART_BYTES,
-                    max_concurrency=MAX_PARTS_AT_ONCE,
-                )
+                put_file(self._objects, f"{locator}/{name}", path)
             obstore.put(self._objects, f"{locator}/{INDEX_FILE}", canonical_rows(rows))
         return locator
 

@@ -20,6 +20,7 @@ from obstore.exceptions import BaseError
 
 from lora.digest import CHUNK_BYTES
 from lora.store import ADAPTER_FILES, AdapterMissingError, StoreUnavailableError
+from lora.store_put import put_file
 
 if TYPE_CHECKING:  # the library has this name for type checkers only
     from obstore.store import ObjectStore
@@ -40,7 +41,7 @@ class PartStore:
     def put(self, upload_id: str, file: str, number: int, sha256: str, path: Path) -> None:
         """Keep the bytes at `path`. Raises StoreUnavailableError."""
         try:
-            obstore.put(self._objects, _key(upload_id, file, number, sha256), path)
+            put_file(self._objects, _key(upload_id, file, number, sha256), path)
         except (BaseError, OSError) as error:
             raise _unavailable(error) from error
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import obstore
+import psutil
 import pytest
 
 from lora.digest import adapter_digest, hash_file
@@ -26,6 +27,7 @@ from lora.store import (
 from lora.store_open import open_objects, open_parts, open_store
 from lora.store_parts import PartStore
 from tests.builders.adapters import lora_tensors, write_adapter
+from tests.builders.peak_memory import Peak
 from tests.fixtures.object_store import S3Server
 
 Adapter = tuple[dict[str, Path], str]
@@ -33,11 +35,22 @@ Open = Callable[[str], AdapterStore]
 """By the name of the process that opens it: each has its own cache."""
 UPLOAD_ID, SHA = f"upl_{'0' * 26}", "ab" * 32
 KINDS = ("folder", "s3")
+MIB = 1 << 20
+NUM_LARGE = 32 * MIB
+MAX_GROWTH = 8 * MIB
 
 
 @pytest.fixture
 def adapter(tmp_path: Path) -> Adapter:
     return write_adapter(tmp_path / "upload", lora_tensors())
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> Adapter:
+    files, _ = write_adapter(tmp_path / "large", lora_tensors())
+    with files[WEIGHTS_FILE].open("r+b") as file:
+        file.truncate(NUM_LARGE)
+    return files, adapter_digest(hash_file(path) for path in files.values())
 
 
 @pytest.fixture
@@ -67,6 +80,30 @@ def parts(request: pytest.FixtureRequest, tmp_path: Path) -> PartStore:
 
 def names_in(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
+
+
+def growth_of(put: Callable[[], object]) -> int:
+    """Bytes of memory that the second of two takes: what the first left warm is not counted."""
+    put()
+    process = psutil.Process()
+    before = process.memory_info().rss
+    with Peak(process) as peak:
+        put()
+    return peak.rss - before
+
+
+def test_what_a_put_holds_in_memory_does_not_grow_with_the_file(
+    store: AdapterStore, large: Adapter
+) -> None:
+    files, digest = large
+    assert growth_of(lambda: store.put("ten_acme", digest, files)) <= MAX_GROWTH
+
+
+def test_what_a_put_of_a_part_holds_does_not_grow_with_it(parts: PartStore, large: Adapter) -> None:
+    path = large[0][WEIGHTS_FILE]
+    growth = growth_of(lambda: parts.put(UPLOAD_ID, WEIGHTS_FILE, 1, SHA, path))
+    assert growth <= MAX_GROWTH
+    assert sum(map(len, parts.read(UPLOAD_ID, WEIGHTS_FILE, 1, SHA))) == NUM_LARGE
 
 
 def test_what_was_put_is_fetched_byte_for_byte(store: AdapterStore, adapter: Adapter) -> None:
