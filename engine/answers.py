@@ -56,13 +56,16 @@ class Answers:
             adapter_load_ms=sequence.adapter_load_ms,
             finish_reason=sequence.finish_reason,
         )
+        if sequence.reasoning is not None:
+            num = sequence.reasoning.take(output.token_ids[0])
+            output = msgspec.structs.replace(output, num_reasoning_tokens=num)
         if request.wants_evidence:
             output = self._with_evidence(output, sequence)
         self._by_api[request.api_id].append(output)
 
     def add_error(self, sequence: Sequence, error: EngineError) -> None:
         """It ends with `error`, after the tokens that it has."""
-        sequence.finish_reason = FinishReason.ERROR
+        sequence.finish_reason, reasoning = FinishReason.ERROR, sequence.reasoning
         output = TokenOutput(
             request_id=sequence.request_id,
             epoch=sequence.request.epoch,
@@ -71,6 +74,7 @@ class Answers:
             num_prompt_tokens=sequence.num_prompt_tokens,
             num_generated_tokens=sequence.num_generated_tokens,
             num_cached_tokens=sequence.num_cached_tokens or 0,
+            num_reasoning_tokens=0 if reasoning is None else reasoning.num_tokens,
             adapter_load_ms=sequence.adapter_load_ms,
             finish_reason=FinishReason.ERROR,
             error=error,

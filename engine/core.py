@@ -34,6 +34,7 @@ from engine.host_tier import HostTier
 from engine.messages import AdapterRef, EngineError, EngineRequest, ModuleFigure, OutputBatch
 from engine.page_pool import PagePool
 from engine.prefix_cache import PrefixCache
+from engine.reasoning import ReasoningCount
 from engine.request_check import RequestCheck
 from engine.residency import LoadResult, Residency
 from engine.row_failures import INTERNAL_ERROR, Outcome, RowsFailedError
@@ -112,6 +113,7 @@ class EngineCore:
         self._num_added = 0
         self.num_steps = 0
         self._check = RequestCheck(base, admits)
+        self._reasoning_tokens = base.reasoning_token_ids
         self._answers = Answers(engine_id, lambda ref: loader.figures_of(ref))
         self.pool = PagePool(
             config.num_pages(base), runner.poison_pages if config.debug_poison_pages else None
@@ -211,6 +213,7 @@ class EngineCore:
         self._num_added += 1
         sequence = Sequence(request, self._num_added, block_keys or self.block_keys(request))
         try:
+            self._count_reasoning(sequence)
             error = self._check.error_of(request)
             if error is None:
                 self._prepare_trial(request)
@@ -221,6 +224,13 @@ class EngineCore:
             error = INTERNAL_ERROR
         if error is not None:
             self._answers.add_error(sequence, error)
+
+    def _count_reasoning(self, sequence: Sequence) -> None:
+        if self._reasoning_tokens is not None:
+            request = sequence.request
+            sequence.reasoning = ReasoningCount(
+                self._reasoning_tokens, request.prompt_token_ids, request.delivered_token_ids
+            )
 
     def _prepare_trial(self, request: EngineRequest) -> None:
         """Let an adapter be loaded anew, and so be measured, that was loaded before its trial."""

@@ -83,6 +83,8 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     sampling: SamplingParams
     adapter: AdapterRef | None = None
     delivered_token_ids: list[int] = []
+    num_reasoning_tokens: int = 0
+    """Of the delivered ones."""
     queue_ms: int = 0
     """How long it waited in the queue; set when it is leased."""
     num_deaths: int = 0
@@ -142,6 +144,8 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     num_prompt_tokens: int
     num_generated_tokens: int
     num_cached_tokens: int = 0
+    num_reasoning_tokens: int = 0
+    """Of the generated ones, those that the base's tokens for reasoning enclose."""
     adapter_load_ms: int = 0
     """How long it waited at this engine until its adapter was there."""
     finish_reason: FinishReason | None = None
@@ -178,7 +182,7 @@ class UsageRecord(msgspec.Struct, frozen=True, kw_only=True):
     num_generated_tokens: int
     num_cached_tokens: int = 0
     num_reasoning_tokens: int = 0
-    """Of the generated ones; who reads the text as reasoning knows it, no engine does."""
+    """Of the generated ones, as outputs say it."""
     adapter_digest: str | None = None
     finish_reason: str | None = None
     engine_id: str | None = None

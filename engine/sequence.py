@@ -12,6 +12,7 @@ from __future__ import annotations
 from engine.adapter_weights import AdapterWeights
 from engine.block_keys import BlockKeys
 from engine.messages import EngineRequest, FinishReason
+from engine.reasoning import ReasoningCount
 
 
 class Sequence:
@@ -57,6 +58,8 @@ class Sequence:
         """Its pages and its adapter's were seen to be filled: they stay so while it runs."""
         self.max_num_tokens = 0
         """It ends when it has so many: as are wanted, or have room. Known when it is admitted."""
+        self.reasoning: ReasoningCount | None = None
+        """Of what it generated; None where its base has no tokens for it."""
         self.finish_reason: FinishReason | None = None
         self.told_logits: tuple[float, ...] = ()
         """Where its request wants evidence: some of those that its newest token was drawn from."""

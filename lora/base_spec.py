@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lora.digest import hash_file
+from lora.reasoning_tokens import find_reasoning_tokens
 
 SUPPORTED_ARCHITECTURES = ("LlamaForCausalLM",)
 
@@ -55,6 +56,8 @@ class BaseSpec:
     mlp_bias: bool
     eos_token_ids: tuple[int, ...]
     fingerprint: str
+    reasoning_token_ids: tuple[int, int] | None = None
+    """Of the tokens that open and close what of an answer is reasoning, where it has such."""
 
     @classmethod
     def from_folder(cls, path: Path, model_id: str | None = None) -> BaseSpec:
@@ -89,6 +92,7 @@ class BaseSpec:
             mlp_bias=config.get("mlp_bias") is True,
             eos_token_ids=_eos_token_ids(path, config),
             fingerprint=_fingerprint(path, config),
+            reasoning_token_ids=_reasoning_token_ids(path, config),
         )
 
     def linear_modules(self) -> dict[str, tuple[int, int]]:
@@ -139,13 +143,24 @@ def _positive(config: Mapping[str, object], key: str, default: int | None = None
 
 def _eos_token_ids(path: Path, config: Mapping[str, object]) -> tuple[int, ...]:
     """The generation config's ids first, as transformers does, then the config's own."""
-    generation = path / "generation_config.json"
-    sources = [_read_json(generation)] if generation.is_file() else []
     ids: list[int] = []
-    for source in [*sources, config]:
+    for source in _sources(path, config):
         value = source.get("eos_token_id")
         ids += value if isinstance(value, list) else [value] if isinstance(value, int) else []
     return tuple(dict.fromkeys(ids))
+
+
+def _reasoning_token_ids(path: Path, config: Mapping[str, object]) -> tuple[int, int] | None:
+    try:
+        return find_reasoning_tokens(path, _sources(path, config))
+    except ValueError as error:
+        raise UnsupportedBaseError(str(error)) from None
+
+
+def _sources(path: Path, config: Mapping[str, object]) -> list[Mapping[str, object]]:
+    """Where a setting of generation may be: in its own configuration first."""
+    generation = path / "generation_config.json"
+    return [*([_read_json(generation)] if generation.is_file() else []), config]
 
 
 def _fingerprint(path: Path, config: Mapping[str, object]) -> str:

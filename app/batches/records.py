@@ -188,3 +188,5 @@ def _count(batch: Batch, answer: LineAnswer) -> None:
         batch.input_tokens += answer.usage.prompt_tokens
         batch.cached_tokens += answer.usage.prompt_tokens_details.cached_tokens
         batch.output_tokens += answer.usage.completion_tokens
+        details = answer.usage.completion_tokens_details
+        batch.reasoning_tokens += details.reasoning_tokens

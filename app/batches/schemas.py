@@ -34,14 +34,14 @@ class InputDetails(BaseModel):
 
 
 class OutputDetails(BaseModel):
-    reasoning_tokens: int = 0
+    reasoning_tokens: int
 
 
 class BatchUsage(BaseModel):
     input_tokens: int
     input_tokens_details: InputDetails
     output_tokens: int
-    output_tokens_details: OutputDetails = OutputDetails()
+    output_tokens_details: OutputDetails
     total_tokens: int
 
 
@@ -101,6 +101,7 @@ class BatchView(BaseModel):
                 input_tokens=row.input_tokens,
                 input_tokens_details=InputDetails(cached_tokens=row.cached_tokens),
                 output_tokens=row.output_tokens,
+                output_tokens_details=OutputDetails(reasoning_tokens=row.reasoning_tokens),
                 total_tokens=row.input_tokens + row.output_tokens,
             ),
             metadata=row.labels,

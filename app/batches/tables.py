@@ -61,6 +61,8 @@ class Batch(Table):
     input_tokens: Mapped[int] = mapped_column(BigInteger, server_default="0")
     cached_tokens: Mapped[int] = mapped_column(BigInteger, server_default="0")
     output_tokens: Mapped[int] = mapped_column(BigInteger, server_default="0")
+    reasoning_tokens: Mapped[int] = mapped_column(BigInteger, server_default="0")
+    """Of the output."""
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
     expires_at: Mapped[datetime]
     in_progress_at: Mapped[datetime | None]

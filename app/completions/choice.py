@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from app.completions.detokenizer import Detokenizer
 from app.completions.stops import StopMatcher
 from engine.messages import FinishReason, TokenOutput
+from engine.reasoning import ReasoningCount
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,10 @@ class Choice:
         detokenizer: Detokenizer,
         stops: Sequence[str],
         stop_token_ids: Collection[int],
+        reasoning: ReasoningCount | None = None,
     ) -> None:
+        """reasoning: where the base has tokens for it. Counted here too, because a stop string may
+        end an answer before its last token."""
         self.index = index
         self.finish_reason: str | None = None
         self.num_tokens = 0
@@ -40,10 +44,16 @@ class Choice:
         self._detokenizer = detokenizer
         self._stops = StopMatcher(stops)
         self._stop_token_ids = frozenset(stop_token_ids)
+        self._reasoning = reasoning
 
     @property
     def is_finished(self) -> bool:
         return self.finish_reason is not None
+
+    @property
+    def num_reasoning_tokens(self) -> int:
+        """Of `num_tokens`."""
+        return 0 if self._reasoning is None else self._reasoning.num_tokens
 
     def take(self, output: TokenOutput) -> Delta:
         """Take the next tokens. Those after a stop string count for nothing."""
@@ -52,6 +62,8 @@ class Choice:
         text = ""
         for position, token_id in enumerate(output.token_ids, start=output.index):
             self.num_tokens = position + 1
+            if self._reasoning is not None:
+                self._reasoning.take(token_id)
             if token_id not in self._stop_token_ids:
                 text += self._show(self._detokenizer.push(token_id))
             if self.is_finished:

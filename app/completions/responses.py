@@ -28,7 +28,7 @@ class Usage(Struct, frozen=True):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
-    completion_tokens_details: CompletionTokensDetails = CompletionTokensDetails()
+    completion_tokens_details: CompletionTokensDetails
 
 
 class Head(Struct, frozen=True):

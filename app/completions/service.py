@@ -20,7 +20,7 @@ from app.completions.choice import Choice, Delta
 from app.completions.connection import ClientTooSlowError
 from app.completions.outputs import running
 from app.completions.prompting import Prompter
-from app.completions.responses import Head, PromptTokensDetails, Usage
+from app.completions.responses import CompletionTokensDetails, Head, PromptTokensDetails, Usage
 from app.completions.sampling import sampling_params
 from app.completions.schemas import CommonBody
 from app.completions.service_class import ServiceClass, service_class
@@ -29,6 +29,7 @@ from app.errors import BadRequestError
 from app.ids import hex_of
 from app.plans.limits import Kind
 from engine.messages import EngineRequest, FinishReason
+from engine.reasoning import ReasoningCount
 from lora.base_spec import BaseSpec
 
 FINGERPRINT_DIGITS = 12
@@ -66,11 +67,13 @@ class Answer:
         num_prompt = sum(len(self.requests[i].prompt_token_ids) for i in firsts)
         num_cached = sum(self.choices[i].num_cached_tokens for i in firsts)
         num_completion = sum(choice.num_tokens for choice in self.choices)
+        num_reasoning = sum(choice.num_reasoning_tokens for choice in self.choices)
         return Usage(
             prompt_tokens=num_prompt,
             completion_tokens=num_completion,
             total_tokens=num_prompt + num_completion,
             prompt_tokens_details=PromptTokensDetails(num_cached),
+            completion_tokens_details=CompletionTokensDetails(num_reasoning),
         )
 
 
@@ -147,8 +150,14 @@ def plan(
         for k in range(num_choices)
     ]
     choices = [
-        Choice(i, context.tokenizer.start_detokenizer(), body.stop, stop_token_ids)
-        for i in range(len(requests))
+        Choice(
+            i,
+            context.tokenizer.start_detokenizer(),
+            body.stop,
+            stop_token_ids,
+            _reasoning_of(context.base, request),
+        )
+        for i, request in enumerate(requests)
     ]
     head = Head(
         id=f"{id_prefix}{answer_id}",
@@ -157,6 +166,11 @@ def plan(
         system_fingerprint=system_fingerprint(context.base, model.digest),
     )
     return Answer(principal, model, asked, head, requests, choices, num_choices)
+
+
+def _reasoning_of(base: BaseSpec, request: EngineRequest) -> ReasoningCount | None:
+    tokens = base.reasoning_token_ids
+    return None if tokens is None else ReasoningCount(tokens, request.prompt_token_ids)
 
 
 async def generate(

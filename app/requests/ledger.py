@@ -6,8 +6,8 @@ idempotent, so records may come late, twice, or in any order; the row is the sam
 Two questions are settled apart. How much was used: the latest epoch says, and within it the
 greatest count; an engine that lost its lease says nothing. How it ended: who knows best says. The
 API process tells what the client was told; an engine's `stop` or `length` beats a sweeper that
-came too early; and the sweeper beats an engine that only stopped working for nobody. What was
-reasoning only grows, since delivered tokens never change: there the greatest count holds.
+came too early; and the sweeper beats an engine that only stopped working for nobody. How much of it
+was reasoning goes with how much it was.
 """
 
 from __future__ import annotations
@@ -91,7 +91,6 @@ def merge(left: Entry, right: Entry) -> Entry:
         finish_reason=reason.finish_reason,
         reason_rank=reason.reason_rank,
         reason_epoch=reason.reason_epoch,
-        num_reasoning_tokens=max(left.num_reasoning_tokens, right.num_reasoning_tokens),
     )
 
 
@@ -104,11 +103,12 @@ def merge_all(entries: Iterable[Entry]) -> dict[EntryKey, Entry]:
     return merged
 
 
-def _usage_order(entry: Entry) -> tuple[int, int, int, int, int, int, str, str]:
+def _usage_order(entry: Entry) -> tuple[int, int, int, int, int, int, int, str, str]:
     # Past the counts nothing is better; a total order makes equal counts merge one way only.
     return (
         entry.epoch,
         entry.num_generated_tokens,
+        entry.num_reasoning_tokens,
         entry.num_cached_tokens,
         entry.num_prompt_tokens,
         -1 if entry.queue_ms is None else entry.queue_ms,

@@ -17,6 +17,7 @@ class RequestEventView(BaseModel):
     num_prompt_tokens: int
     num_cached_tokens: int
     num_generated_tokens: int
+    num_reasoning_tokens: int
     queue_ms: int | None
     engine_id: str | None
     epoch: int
@@ -31,6 +32,7 @@ class RequestEventView(BaseModel):
             num_prompt_tokens=row.num_prompt_tokens,
             num_cached_tokens=row.num_cached_tokens,
             num_generated_tokens=row.num_generated_tokens,
+            num_reasoning_tokens=row.num_reasoning_tokens,
             queue_ms=row.queue_ms,
             engine_id=row.engine_id,
             epoch=row.epoch,

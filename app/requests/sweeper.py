@@ -116,6 +116,7 @@ def _lost(request: AcceptedRequest, checkpoint: Entry | None) -> UsageRecord:
         num_prompt_tokens=request.num_prompt_tokens,
         num_generated_tokens=0 if checkpoint is None else checkpoint.num_generated_tokens,
         num_cached_tokens=0 if checkpoint is None else checkpoint.num_cached_tokens,
+        num_reasoning_tokens=0 if checkpoint is None else checkpoint.num_reasoning_tokens,
         adapter_digest=request.adapter_digest,
         finish_reason=API_LOST,
         engine_id=None if checkpoint is None else checkpoint.engine_id,

@@ -90,6 +90,7 @@ def request_to_go_on(stream: OutputStream, why: Adrift) -> EngineRequest:
         # No lease had this epoch, or a later one: each time in the queue is leased at most once.
         epoch=max(stream.epoch, request.epoch + 1),
         delivered_token_ids=stream.token_ids,
+        num_reasoning_tokens=stream.num_reasoning_tokens,
         num_deaths=request.num_deaths + (why is Adrift.DIED),
     )
 

@@ -64,6 +64,8 @@ class OutputStream:
         self.is_finished = False
         self.ending: str | None = None  # why this process ended it; None where its engine did
         self.num_cached_tokens = 0
+        self.num_reasoning_tokens = request.num_reasoning_tokens
+        """Of the tokens that came here."""
         self.last_output_at = now
         self.queue_timeout_s = queue_timeout_s
         self.deadline_at = None if queue_timeout_s is None else now + queue_timeout_s
@@ -137,6 +139,8 @@ class OutputStream:
             self.fail("client_too_slow", "The client does not read its stream.", must_abort=True)
             return
         self._append(msgspec.structs.replace(output, index=self.num_tokens, token_ids=fresh))
+        if output.finish_reason not in _FAILURES:  # they tell of tokens that may never have come
+            self.num_reasoning_tokens = max(self.num_reasoning_tokens, output.num_reasoning_tokens)
         if output.finish_reason is not None:
             self._end(must_abort=False)
 

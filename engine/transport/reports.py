@@ -82,13 +82,18 @@ def record_of_stream(stream: OutputStream, reason: str) -> UsageRecord:
         engine_id=stream.engine_id,
         num_generated_tokens=stream.num_tokens,
         num_cached_tokens=stream.num_cached_tokens,
+        num_reasoning_tokens=stream.num_reasoning_tokens,
     )
 
 
 def record_of_unsubmitted(request: EngineRequest, reason: str) -> UsageRecord:
     """The end of a request that no engine has seen."""
     return _record(
-        request, reason, epoch=request.epoch, num_generated_tokens=len(request.delivered_token_ids)
+        request,
+        reason,
+        epoch=request.epoch,
+        num_generated_tokens=len(request.delivered_token_ids),
+        num_reasoning_tokens=request.num_reasoning_tokens,
     )
 
 
@@ -99,6 +104,7 @@ def _record(
     epoch: int,
     num_generated_tokens: int,
     num_cached_tokens: int = 0,
+    num_reasoning_tokens: int = 0,
     engine_id: str | None = None,
 ) -> UsageRecord:
     return UsageRecord(
@@ -109,6 +115,7 @@ def _record(
         num_prompt_tokens=len(request.prompt_token_ids),
         num_generated_tokens=num_generated_tokens,
         num_cached_tokens=num_cached_tokens,
+        num_reasoning_tokens=num_reasoning_tokens,
         adapter_digest=None if request.adapter is None else request.adapter.digest,
         finish_reason=reason,
         engine_id=engine_id,

@@ -34,6 +34,7 @@ class _Account:
     queue_ms: int
     num_generated_tokens: int
     num_cached_tokens: int = 0
+    num_reasoning_tokens: int = 0
     adapter_load_ms: int = 0
     num_recorded_tokens: int = 0
 
@@ -57,6 +58,7 @@ class UsageMeter:
             queue_ms=request.queue_ms,
             adapter_digest=None if request.adapter is None else request.adapter.digest,
             num_generated_tokens=len(request.delivered_token_ids),
+            num_reasoning_tokens=request.num_reasoning_tokens,
         )
 
     def open_unread(
@@ -70,6 +72,7 @@ class UsageMeter:
         queue_ms: int,
         adapter_digest: str | None = None,
         num_generated_tokens: int = 0,
+        num_reasoning_tokens: int = 0,
     ) -> None:
         """The same where the message itself cannot be read."""
         account = _Account(
@@ -80,6 +83,7 @@ class UsageMeter:
             num_prompt_tokens=num_prompt_tokens,
             queue_ms=queue_ms,
             num_generated_tokens=num_generated_tokens,
+            num_reasoning_tokens=num_reasoning_tokens,
             num_recorded_tokens=num_generated_tokens,
         )
         with self._lock:
@@ -120,6 +124,9 @@ class UsageMeter:
             account.num_generated_tokens, output.num_generated_tokens
         )
         account.num_cached_tokens = max(account.num_cached_tokens, output.num_cached_tokens)
+        account.num_reasoning_tokens = max(
+            account.num_reasoning_tokens, output.num_reasoning_tokens
+        )
         account.adapter_load_ms = max(account.adapter_load_ms, output.adapter_load_ms)
         if output.finish_reason is FinishReason.HAND_OVER:
             del self._accounts[output.request_id]
@@ -143,6 +150,7 @@ class UsageMeter:
             num_prompt_tokens=account.num_prompt_tokens,
             num_generated_tokens=account.num_generated_tokens,
             num_cached_tokens=account.num_cached_tokens,
+            num_reasoning_tokens=account.num_reasoning_tokens,
             adapter_digest=account.adapter_digest,
             finish_reason=reason,
             engine_id=self._engine_id,

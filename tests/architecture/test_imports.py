@@ -17,6 +17,7 @@ TORCH_FREE_FOR_APP = {
     "engine.event_log",
     "engine.exposition",
     "engine.messages",
+    "engine.reasoning",
     "engine.tracing",
     "engine.transport",
     "lora.base_spec",

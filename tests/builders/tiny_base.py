@@ -46,3 +46,17 @@ def write_tiny_base(folder: Path) -> Path:
         json.dumps({"eos_token": "<|im_end|>", "chat_template": CHAT_TEMPLATE})
     )
     return folder
+
+
+THINKING = (256, 257)
+"""Ids of `<think>` and `</think>` in `write_thinking_base`'s."""
+
+
+def write_thinking_base(folder: Path) -> Path:
+    """The tiny base, whose tokenizer has tokens for reasoning in the place of two others."""
+    path = write_tiny_base(folder) / "tokenizer.json"
+    content = path.read_text()
+    for old, new in zip(SPECIAL_TOKENS, ("<think>", "</think>"), strict=False):
+        content = content.replace(old, new)
+    path.write_text(content)
+    return folder

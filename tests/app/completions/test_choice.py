@@ -6,10 +6,12 @@ from hypothesis import strategies as st
 from app.completions.choice import Choice, Delta
 from app.completions.tokenizer import Tokenizer
 from engine.messages import FinishReason, TokenOutput
+from engine.reasoning import ReasoningCount
 
 IM_END = 2
 FOX = [504, 2365, 6354, 16438]
 THINK_END = [9617, 17400, 46]
+OPEN, CLOSE = 10813, 183  # any two will do
 
 
 def output(index: int, ids: list[int], reason: FinishReason | None = None) -> TokenOutput:
@@ -85,3 +87,27 @@ def test_what_a_stop_held_back_is_shown_where_the_text_ends_without_it(
 def test_an_answer_cut_inside_a_character_shows_one_replacement(tokenizer: Tokenizer) -> None:
     choice = start(tokenizer)
     assert choice.take(output(0, [504, 10813], FinishReason.LENGTH)).text == "The\ufffd"
+
+
+@settings(deadline=None)
+@given(
+    ids=st.lists(st.sampled_from([*FOX, OPEN, CLOSE]), max_size=20),
+    stops=st.lists(st.sampled_from(["own fox", "fox"])),
+    sizes=st.lists(st.integers(1, 20)),
+)
+def test_reasoning_is_counted_up_to_the_token_that_ends_the_answer(
+    tokenizer: Tokenizer, ids: list[int], stops: list[str], sizes: list[int]
+) -> None:
+    prompt = [504, OPEN]
+    choice = Choice(
+        0, tokenizer.start_detokenizer(), stops, [IM_END], ReasoningCount((OPEN, CLOSE), prompt)
+    )
+    run(choice, ids, sizes, FinishReason.LENGTH)
+    counted = ReasoningCount((OPEN, CLOSE), prompt, ids[: choice.num_tokens])
+    assert choice.num_reasoning_tokens == counted.num_tokens
+
+
+def test_control_without_tokens_for_it_nothing_is_reasoning(tokenizer: Tokenizer) -> None:
+    choice = start(tokenizer)
+    run(choice, [OPEN, *FOX], [], FinishReason.LENGTH)
+    assert choice.num_reasoning_tokens == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import reduce
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,6 +21,7 @@ records = st.builds(
     epoch=st.integers(0, 3),
     num_prompt_tokens=st.integers(1, 3),
     num_generated_tokens=st.integers(0, 5),
+    num_reasoning_tokens=st.integers(0, 2),
     num_cached_tokens=st.integers(0, 2),
     adapter_digest=st.sampled_from((None, "sha256:a", "sha256:b")),
     finish_reason=st.sampled_from(REASONS),
@@ -100,3 +102,21 @@ def test_an_engine_that_stops_for_nobody_does_not_end_a_request() -> None:
     assert entry_of(make_record(reason="stop")).ends_request
     assert entry_of(make_record(reason="adapter_corrupt")).ends_request
     assert not entry_of(make_record(reason=None)).ends_request
+
+
+def test_how_much_was_reasoning_goes_with_how_much_it_was() -> None:
+    zombie = reasoned(make_record(epoch=1, generated=200, reason="length"), 150)
+    successor = reasoned(make_record(epoch=2, generated=120, reason="stop"), 40)
+    behind = reasoned(make_record(epoch=2, generated=90, author=UsageAuthor.API), 60)
+    entry = merged(behind, zombie, successor)
+    assert (entry.num_generated_tokens, entry.num_reasoning_tokens) == (120, 40)
+
+
+def test_of_equal_counts_the_one_that_knows_of_reasoning_holds() -> None:
+    knows, does_not = reasoned(make_record(generated=10), 5), make_record(generated=10)
+    for told in ((knows, does_not), (does_not, knows)):
+        assert merged(*told).num_reasoning_tokens == 5
+
+
+def reasoned(record: UsageRecord, num: int) -> UsageRecord:
+    return msgspec.structs.replace(record, num_reasoning_tokens=num)

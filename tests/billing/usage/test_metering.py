@@ -68,13 +68,13 @@ async def test_a_checkpoint_alone_is_on_no_bill(ledger: Ledger) -> None:
     assert await ledger.rows(OUTBOX) == await ledger.rows(STALE) == []
 
 
-async def test_reasoning_is_what_was_ever_said_of_it(ledger: Ledger) -> None:
+async def test_reasoning_is_that_of_the_record_whose_counts_hold(ledger: Ledger) -> None:
     await ledger.accept(new_request("req_a"))
-    told = make_record("req_a", author=UsageAuthor.API, generated=9)
-    await ledger.write(msgspec.structs.replace(told, num_reasoning_tokens=5))
-    await ledger.write(make_record("req_a", generated=10))
+    for author, generated, reasoning in ((UsageAuthor.API, 9, 5), (UsageAuthor.ENGINE, 10, 6)):
+        told = make_record("req_a", author=author, generated=generated)
+        await ledger.write(msgspec.structs.replace(told, num_reasoning_tokens=reasoning))
     [final] = await ledger.finals()
-    assert (final["num_generated_tokens"], final["num_reasoning_tokens"]) == (10, 5)
+    assert (final["num_generated_tokens"], final["num_reasoning_tokens"]) == (10, 6)
 
 
 async def test_what_acceptance_settled_is_dated_by_a_worker(
