@@ -14,7 +14,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tools.dashboard_panels import DASHBOARDS, Dashboard, Panel
+from tools.dashboard_model import Dashboard, Panel
+from tools.dashboard_panels import DASHBOARDS
 
 Json = dict[str, Any]
 DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
