@@ -3,7 +3,8 @@
 Knows nothing of the tables. Invariant: it runs as the database's owner, which the application
 itself never does. Blocking: in a coroutine, call it from a thread. With `TENFOLD_MIGRATION_WAIT_S`
 in the environment it waits so long for a server that is being started; with
-`TENFOLD_WORKER_PASSWORD` it gives that password to the workers' role.
+`TENFOLD_WORKER_PASSWORD` it gives that password to the workers' role; `TENFOLD_SEPARATE_ROLES` says
+whether what only workers need is that role's alone (true) or also the application's (false).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from alembic.config import Config
 
 import migrations
 from app.database_url import connect
+from app.job_rights_repository import set_job_rights
 from app.logging import configure_logging
 
 log = structlog.get_logger()
@@ -81,13 +83,25 @@ async def set_worker_password(owner_url: str, password: str) -> None:
         await connection.close()
 
 
+def separate_roles(said: str | None) -> bool | None:
+    """What `TENFOLD_SEPARATE_ROLES` says; None: nothing. Raises SystemExit for another word."""
+    if said is None:
+        return None
+    if said not in ("true", "false"):
+        raise SystemExit(f"TENFOLD_SEPARATE_ROLES is true or false, not {said!r}")
+    return said == "true"
+
+
 def main() -> None:
     configure_logging("migrate")
     owner_url = os.environ["TENFOLD_OWNER_DATABASE_URL"]
+    are_separate = separate_roles(os.environ.get("TENFOLD_SEPARATE_ROLES"))
     asyncio.run(wait_for_database(owner_url, float(os.environ.get("TENFOLD_MIGRATION_WAIT_S", 0))))
     migrate(owner_url)
     if password := os.environ.get("TENFOLD_WORKER_PASSWORD"):
         asyncio.run(set_worker_password(owner_url, password))
+    if are_separate is not None:
+        asyncio.run(set_job_rights(owner_url, workers_alone=are_separate))
     log.info("registry_migrated")
 
 

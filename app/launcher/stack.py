@@ -141,7 +141,7 @@ class Stack:
         urls = self._start_postgres()
         redis_url = config.redis_url or self._start_valkey(secrets.redis_password)
         if urls.owner is not None:
-            self._migrate(urls.owner)
+            self._migrate(urls.owner, are_separate=urls.worker != urls.app)
         base = _set({"MODEL": model, "MODEL_ID": config.model_id})
         store = {
             "TENFOLD_ADAPTER_STORE": str(config.data_dir / "adapters"),
@@ -206,8 +206,10 @@ class Stack:
             self._supervisor.start(server)
         return server.url
 
-    def _migrate(self, owner_url: str) -> None:
+    def _migrate(self, owner_url: str, *, are_separate: bool) -> None:
+        """are_separate: whether workers have a role of their own."""
         env = {"TENFOLD_OWNER_DATABASE_URL": owner_url}
+        env["TENFOLD_SEPARATE_ROLES"] = str(are_separate).lower()
         migration = self._python_child("migrate", ["app.migrate"], env)
         with self.steps.step("Migrating the registry"):
             migration.start()

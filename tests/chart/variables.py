@@ -20,7 +20,12 @@ from engine import server
 OURS = "TENFOLD_"
 # Read where the process begins, and not from a settings class or an option.
 MIGRATE = frozenset(
-    {"TENFOLD_OWNER_DATABASE_URL", "TENFOLD_MIGRATION_WAIT_S", "TENFOLD_WORKER_PASSWORD"}
+    {
+        "TENFOLD_OWNER_DATABASE_URL",
+        "TENFOLD_MIGRATION_WAIT_S",
+        "TENFOLD_WORKER_PASSWORD",
+        "TENFOLD_SEPARATE_ROLES",
+    }
 )
 
 
