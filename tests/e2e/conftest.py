@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from tests.builders.open_folder import open_folder
-from tests.e2e.running_stack import RunningStack, start_demo
+from tests.e2e.running_stack import NUM_CHILDREN, RunningStack, start_demo
 from tests.faults.campaigns import stub_campaign
 
 __all__ = ["demo", "running_demo", "stub_campaign"]
@@ -20,7 +21,7 @@ def running_demo() -> Iterator[RunningStack]:
     with open_folder() as folder:
         demo = start_demo(folder, "--batch-invariant")
         yield demo
-        demo.stop()
+        assert demo.ends_whole(signal.SIGTERM, NUM_CHILDREN), "a signal stops every child"
 
 
 @pytest.fixture(scope="session")

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from app.launcher.errors import PortInUseError
 from app.launcher.ports import check_port_free, free_port
 
@@ -20,6 +22,8 @@ CHECKOUT = Path(__file__).parents[2]
 START_TIMEOUT_S = 220.0
 STOP_TIMEOUT_S = 120.0
 READY_LINE = "Ctrl-C stops everything."
+NUM_CHILDREN = 5
+"""Postgres, Valkey, engine, worker, API; of external servers, three."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +49,33 @@ class RunningStack:
         content: dict[str, Any] = json.loads((self.data_dir / "demo.json").read_text())
         return content
 
+    def descendants(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def child(self, name: str) -> psutil.Process:
+        """By its name: `postgres`, `valkey`, `engine`, `worker`, `api`."""
+        folder = self.data_dir / (name if name in ("postgres", "valkey") else "run")
+        return psutil.Process(int((folder / f"{name}.pid").read_text().split()[0]))
+
+    def ends_whole(self, signum: signal.Signals, num_children: int) -> bool:
+        """Whether it ends as it should on this signal, and each of so many children with it."""
+        processes = self.descendants()
+        assert len(processes) >= num_children
+        assert self.stop(signum) == 0
+        assert self.output.read_text().endswith("Stopped.\n")
+        return not any(map(lives, processes))
+
     def stop(self, signum: signal.Signals = signal.SIGTERM) -> int:
         """Ask it to stop; its exit status."""
         self.process.send_signal(signum)
         return self.process.wait(STOP_TIMEOUT_S)
+
+
+def lives(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def start_demo(data_dir: Path, *options: str) -> RunningStack:

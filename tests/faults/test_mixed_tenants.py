@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.e2e.conftest import demo, running_demo
-from tests.e2e.test_two_tenants import (
+from tests.e2e.two_tenants import (
     clients,
     test_mixed_streamed_answers_equal_each_tenants_solo_answer,
 )

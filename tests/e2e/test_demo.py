@@ -1,4 +1,4 @@
-"""`tenfold demo` from the outside: what it leaves in its folder, how it ends, how it comes back."""
+"""`tenfold demo` from the outside: what tenants get, what it leaves in its folder, how it ends."""
 
 from __future__ import annotations
 
@@ -10,29 +10,27 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
-import psutil
 import pytest
 
 from tests.builders.open_folder import open_folder
-from tests.e2e.running_stack import CHECKOUT, RunningStack, start_demo
+from tests.e2e.running_stack import CHECKOUT, NUM_CHILDREN, RunningStack, lives, start_demo
+from tests.e2e.two_tenants import (
+    clients,
+    test_a_leak_is_named,
+    test_both_tenants_get_their_own_digest_under_one_name,
+    test_mixed_streamed_answers_equal_each_tenants_solo_answer,
+    test_the_others_adapter_is_not_found_in_the_same_bytes_as_what_does_not_exist,
+    test_the_tenants_path_serves_only_its_own_key,
+)
 
-NAMES = {"postgres", "valkey", "engine", "worker", "api"}
-
-
-def descendants(demo: RunningStack) -> list[psutil.Process]:
-    return psutil.Process(demo.process.pid).children(recursive=True)
-
-
-def lives(process: psutil.Process) -> bool:
-    try:
-        return process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
-def child(demo: RunningStack, name: str) -> psutil.Process:
-    folder = demo.data_dir / (name if name in ("postgres", "valkey") else "run")
-    return psutil.Process(int((folder / f"{name}.pid").read_text().split()[0]))
+__all__ = [
+    "clients",
+    "test_a_leak_is_named",
+    "test_both_tenants_get_their_own_digest_under_one_name",
+    "test_mixed_streamed_answers_equal_each_tenants_solo_answer",
+    "test_the_others_adapter_is_not_found_in_the_same_bytes_as_what_does_not_exist",
+    "test_the_tenants_path_serves_only_its_own_key",
+]
 
 
 def test_demo_json_is_private_and_has_what_a_client_needs(running_demo: RunningStack) -> None:
@@ -97,7 +95,7 @@ def test_a_taken_port_is_a_message(running_demo: RunningStack, tmp_path: Path) -
 
 @pytest.fixture(scope="module")
 def folder(running_demo: RunningStack) -> Iterator[Path]:
-    """A folder for demos that are ended in each way and started again; its base is converted."""
+    """A folder for demos that are killed and started again; its base is converted."""
     models = Path("models") / "SmolLM2-135M-Instruct"
     with open_folder() as folder:
         (folder / models).mkdir(parents=True)
@@ -114,33 +112,11 @@ def mortal(folder: Path) -> Iterator[RunningStack]:
         demo.stop()
 
 
-def ends_whole(demo: RunningStack, signum: signal.Signals) -> bool:
-    """Whether it ends as it should on this signal, and every child with it."""
-    processes = descendants(demo)
-    assert len(processes) >= len(NAMES)
-    assert demo.stop(signum) == 0
-    assert demo.output.read_text().endswith("Stopped.\n")
-    return not any(map(lives, processes))
-
-
-def test_a_signal_stops_every_child(mortal: RunningStack) -> None:
-    assert ends_whole(mortal, signal.SIGTERM)
-
-
-def test_a_crash_of_one_child_stops_the_rest_with_its_last_lines(mortal: RunningStack) -> None:
-    processes = descendants(mortal)
-    child(mortal, "engine").kill()
-    assert mortal.process.wait(60) == 1
-    assert not any(map(lives, processes))
-    output = mortal.output.read_text()
-    assert "engine ended unexpectedly (SIGKILL). Last lines of" in output
-    assert "engine.log" in output
-
-
 def test_nothing_outlives_a_killed_demo_and_the_next_start_keeps_its_keys_until_ctrl_c(
     mortal: RunningStack, folder: Path
 ) -> None:
-    processes = descendants(mortal)
+    processes = mortal.descendants()
+    assert len(processes) >= NUM_CHILDREN
     mortal.process.kill()
     mortal.process.wait()
     before = mortal.info
@@ -148,4 +124,4 @@ def test_nothing_outlives_a_killed_demo_and_the_next_start_keeps_its_keys_until_
     assert not any(map(lives, processes))
     assert again.info["tenants"] == before["tenants"]
     assert again.info["admin_key"] == before["admin_key"]
-    assert ends_whole(again, signal.SIGINT)
+    assert again.ends_whole(signal.SIGINT, NUM_CHILDREN)

@@ -1,4 +1,7 @@
-"""Two tenants, two adapters of one name, one batch: nobody sees, lists or hears the other."""
+"""Two tenants, two adapters of one name, one batch: nobody sees, lists or hears the other.
+
+Tests, which `test_demo.py` has among its own: of one file, they have one demo.
+"""
 
 from __future__ import annotations
 
