@@ -23,6 +23,7 @@ from app.context import Context
 from app.idempotency.once import Once
 from app.pages import Page, Paging
 from app.rollouts.endpoints import rollout_router
+from app.rollouts.evaluation_endpoints import evaluation_router
 
 router = APIRouter(prefix="/adapters")
 
@@ -67,4 +68,5 @@ for _router in (admin_router, tenant_router):
     _router.include_router(validate_router)
     _router.include_router(alias_router)
     _router.include_router(rollout_router)
+    _router.include_router(evaluation_router)
 admin_router.include_router(residency_router)

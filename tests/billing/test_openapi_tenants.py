@@ -80,7 +80,8 @@ async def send_keys(calls: DocumentedCalls) -> None:
 async def send_adapters(calls: DocumentedCalls, operator: Operator, base: BaseSpec) -> None:
     await calls.send("POST /adapters")
     for seed in (1, 2):
-        files = [(name, (name, data)) for name, data in adapter_files(base, seed=seed).items()]
+        sent = adapter_files(base, seed=seed) | {"eval.jsonl": b'{"prompt": "Hi", "exact": "Ho"}'}
+        files = [(name, (name, data)) for name, data in sent.items()]
         await calls.send(f"POST {ADAPTER}/validate", files=files)
         await calls.send(f"POST {ADAPTER}/versions", files=files)
         await operator.run_jobs()
@@ -103,6 +104,7 @@ async def send_questions(calls: DocumentedCalls) -> None:
     assert answer["choices"][0]["message"]["content"]
     assert (await calls.send("POST /completions")).json()["choices"][0]["text"]
     await calls.send("GET /usage")
+    await calls.send(f"POST {VERSION}/evaluate")
 
 
 async def send_rollouts(calls: DocumentedCalls) -> None:
