@@ -9,7 +9,16 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, PlainSerializer, StringConstraints
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    StringConstraints,
+)
+
+MAX_LABELS = 16
 
 
 def _storable(text: str) -> str:
@@ -25,6 +34,7 @@ def _unix_seconds(at: datetime) -> int:
 Storable = AfterValidator(_storable)
 Label = Annotated[str, StringConstraints(min_length=1, max_length=64), Storable]
 LabelValue = Annotated[str, StringConstraints(max_length=512), Storable]
+Labels = Annotated[dict[Label, LabelValue], Field(max_length=MAX_LABELS)]
 Line = Annotated[str, StringConstraints(max_length=512), Storable]
 # Times go out as OpenAI's do: whole seconds since 1970.
 Timestamp = Annotated[datetime, PlainSerializer(_unix_seconds, return_type=int)]

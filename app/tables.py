@@ -125,6 +125,7 @@ class Adapter(Table):
     name: Mapped[str]
     base_model_id: Mapped[str]
     description: Mapped[str | None]
+    labels: Mapped[dict[str, Any]] = mapped_column("metadata", server_default=text("'{}'::jsonb"))
     next_number: Mapped[int] = mapped_column(server_default=text("1"))
     limits: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'::jsonb"))
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())

@@ -6,7 +6,7 @@ scope.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from sqlalchemy import Select, delete, select
 from sqlalchemy.dialects.postgresql import insert
@@ -23,7 +23,12 @@ class AdapterRepository:
         self._tenant_id = tenant_id
 
     async def add(
-        self, adapter_id: str, name: str, base_model_id: str, description: str | None
+        self,
+        adapter_id: str,
+        name: str,
+        base_model_id: str,
+        description: str | None,
+        labels: Mapping[str, str],
     ) -> Adapter | None:
         """The new row; None where the tenant has an adapter of this name."""
         return await self._session.scalar(
@@ -34,6 +39,7 @@ class AdapterRepository:
                 name=name,
                 base_model_id=base_model_id,
                 description=description,
+                labels=dict(labels),
             )
             .on_conflict_do_nothing()
             .returning(Adapter)

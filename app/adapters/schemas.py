@@ -5,20 +5,21 @@ from __future__ import annotations
 from datetime import date
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
-from app.bodies import Body, Line, Timestamp
+from app.bodies import Body, Labels, Line, Timestamp
 from app.tables import Adapter, AdapterVersion
 
 Day = date
 
 
 class AdapterCreate(Body):
-    """`base_model` defaults to the served base, and must be it."""
+    """`base_model` defaults to the served base, and must be it. `metadata` is its owner's own."""
 
     name: str
     base_model: Line | None = None
     description: Line | None = None
+    metadata: Labels = Field(default_factory=dict)
 
 
 class DeprecatePost(Body):
@@ -34,6 +35,7 @@ class AdapterView(BaseModel):
     name: str
     base_model: str
     description: str | None
+    metadata: dict[str, str]
     aliases: dict[str, str]
     created: Timestamp
 
@@ -45,6 +47,7 @@ class AdapterView(BaseModel):
             name=adapter.name,
             base_model=adapter.base_model_id,
             description=adapter.description,
+            metadata=adapter.labels,
             aliases={alias: f"v{number}" for alias, number in sorted(aliases.items())},
             created=adapter.created_at,
         )

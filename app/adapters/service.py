@@ -49,7 +49,7 @@ async def create_adapter(
     adapter = None
     if body.name != base.model_id:
         adapter = await AdapterRepository(session, tenant_id).add(
-            new_id("adp"), body.name, base.model_id, body.description
+            new_id("adp"), body.name, base.model_id, body.description, body.metadata
         )
     if adapter is None:
         raise ConflictError(f"The name '{body.name}' is taken.", code="name_conflict", param="name")

@@ -6,15 +6,13 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, Field, model_validator
 
-from app.bodies import Body, Label, LabelValue, Line, Timestamp
+from app.bodies import Body, Labels, Line, Timestamp
 from app.etags import etag_of
 from app.plans.schemas import Limits
 from app.tables import Tenant
 
-MAX_LABELS = 16
 MAX_BASES = 64
 MAX_RETENTION_DAYS = 3650
-Labels = Annotated[dict[Label, LabelValue], Field(max_length=MAX_LABELS)]
 Bases = Annotated[list[Line], Field(max_length=MAX_BASES)]
 
 
