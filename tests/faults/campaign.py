@@ -69,8 +69,8 @@ class Campaign:
     ) -> None:
         self.stack = stack
         self.rng = rng
-        self._owner_url = owner_url
-        self._headers = stack.new_key()
+        self.owner_url = owner_url
+        self.headers = stack.new_key()
         self.digests: dict[str, str | None] = {MODEL_ID: None}
         """By model; the base has none."""
         self.digests |= {name: stack.new_adapter(name, files) for name, files in adapters.items()}
@@ -81,7 +81,7 @@ class Campaign:
         return some_questions(NUM_QUESTIONS, MAX_TOKENS, random.Random(1), models)
 
     def clients(self, questions: Sequence[Question], num: int = NUM_IN_FLIGHT) -> Clients:
-        return Clients(self.stack.urls, self._headers, questions, num, self.rng)
+        return Clients(self.stack.urls, self.headers, questions, num, self.rng)
 
     async def undisturbed(self, questions: Sequence[Question]) -> dict[Hashable, Answer]:
         """What each question is answered; every one is asked twice, and answered alike."""
@@ -104,7 +104,7 @@ class Campaign:
         innocent: frozenset[str] = frozenset({"not_enqueued"}),
     ) -> Verdict:
         """Ask all the time while `disturb` goes on, and judge."""
-        owner = Database(self._owner_url, pool_size=1)
+        owner = Database(self.owner_url, pool_size=1)
         rows = Rows(owner)
         before = {row["request_id"] for row in await rows.requests()}
         async with self.clients(questions) as clients:

@@ -6,7 +6,7 @@ Knows nothing of what is killed. Invariant: each has a stack and a registry of i
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -46,8 +46,9 @@ def campaign(
     *,
     num_engines: int,
     num_apis: int,
+    api_options: Mapping[str, str] | None = None,
 ) -> Iterator[Campaign]:
-    """On a stack and a registry of its own."""
+    """On a stack and a registry of its own. api_options: of `Stack`."""
     databases = new_database(postgres, f"TEMPLATE {template} STRATEGY wal_log")
     database = next(databases)
     settings = Settings(
@@ -61,7 +62,12 @@ def campaign(
         admin_key=SecretStr(ADMIN_KEY),
     )
     with Stack(
-        settings, folder / "stack", engine_command, num_engines=num_engines, num_apis=num_apis
+        settings,
+        folder / "stack",
+        engine_command,
+        num_engines=num_engines,
+        num_apis=num_apis,
+        api_options=api_options,
     ) as stack:
         adapters = _adapters(BaseSpec.from_folder(model))
         yield Campaign(stack, database.owner_url, random.Random(SEED), adapters)

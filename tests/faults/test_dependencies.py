@@ -1,40 +1,31 @@
-"""What becomes of new work, of running streams and of readiness when a dependency is down.
+"""What becomes of new work, of running streams and of readiness when Redis or Postgres is down.
 
-Each test is a row of the table in docs/operations.md, and is named there.
+Each test is a row of the table in docs/operations.md, and is named there; those of the adapter
+store are in `test_store_outages.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
 import signal
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from pathlib import Path
 
-import httpx
 import pytest
 import redis
 from sqlalchemy import make_url
 
-from app.api import create_admin_app
 from app.launcher.ports import free_port
 from app.launcher.postgres import PostgresServer
 from app.launcher.valkey import ValkeyServer
 from app.migrate import migrate
 from app.settings import Settings
-from lora.base_spec import BaseSpec
-from tests.builders.adapter_files import adapter_files
-from tests.builders.failing_disk import FailingDisk
-from tests.builders.operator import OPERATOR
 from tests.builders.relay import Relay
-from tests.builders.running_engine import RunningEngine
 from tests.builders.waiting import eventually
 from tests.faults.campaign import Recorder
-from tests.faults.real_base import write_real_base
-from tests.faults.site import WHOLE_AGAIN_S, Site, linked, open_site, stub_engine, tell
+from tests.faults.site import NO_HANG_S, Outage, Site, linked, open_site, stub_engine, tell
 from tests.fixtures.servers import TestDatabase
 
 PRODUCTION = {"dependency_timeout_s": 0.2, "failover_timeout_s": 60.0, "api_id": "api-of-the-site"}
@@ -119,6 +110,28 @@ async def test_redis_is_blackholed(site: Site, record_property: Recorder) -> Non
     outage = await site.through(link.silence, link.restore)
     tell(record_property, outage.summary("Redis is blackholed"))
     assert outage.readiness_checks == (503, "ok", "unreachable")
+
+
+async def test_control_a_process_that_waits_longer_than_it_may_is_seen(
+    settings: Settings,
+    database: TestDatabase,
+    own_valkey: ValkeyServer,
+    redis_link: tuple[str, Relay],
+) -> None:
+    redis_url, link = redis_link
+    patience = {"redis_url": redis_url, "dependency_timeout_s": 1.2 * NO_HANG_S}
+    patient = settings.model_copy(update=PRODUCTION | patience)
+    async with (
+        stub_engine(redis_url),
+        open_site(patient, database.owner_url, own_valkey.url, link, link) as site,
+    ):
+        await eventually(site.is_served)
+        link.silence()
+        refused_s = await site.refused_s()
+        link.restore()
+        with pytest.raises(AssertionError, match="its own"):
+            Outage().note(*refused_s)
+        await eventually(site.is_served)
 
 
 async def test_redis_is_read_only(
@@ -249,87 +262,3 @@ async def test_the_disk_of_postgres_is_full(site: Site, record_property: Recorde
     outage = await site.through(lambda: run(DISK_FULL), lambda: run(DISK_HAS_ROOM))
     tell(record_property, outage.summary("The disk of Postgres is full"))
     assert outage.readiness_checks == (200, "ok", "ok")
-
-
-async def push(site: Site, files: dict[str, bytes]) -> httpx.Response:
-    """An upload to acme's bot."""
-    return await site.operator.upload("acme", "bot", files)
-
-
-async def test_the_adapter_store_is_missing_when_a_version_is_uploaded(
-    site: Site, tiny_base: BaseSpec
-) -> None:
-    await site.operator.new_adapter("acme", "bot")
-    store, files = Path(site.context.settings.adapter_store), adapter_files(tiny_base)
-    await asyncio.to_thread(store.write_bytes, b"no folder")
-    response = await push(site, files)
-    assert (response.status_code, response.json()["error"]["code"]) == (
-        503,
-        "dependency_unavailable",
-    )
-    assert await site.is_served(), "inference does not need it"
-
-    await asyncio.to_thread(store.unlink)
-    assert (await site.operator.push("acme", "bot", files))["state"] == "active"
-
-
-async def test_the_adapter_store_is_full(site: Site, tiny_base: BaseSpec) -> None:
-    await site.operator.new_adapter("acme", "bot")
-    full = replace(site.context, store=FailingDisk(site.context.store, errno.ENOSPC))
-    sent = {name: (name, content) for name, content in adapter_files(tiny_base).items()}
-    async with httpx.AsyncClient(
-        transport=httpx.ASGITransport(create_admin_app(full)),
-        base_url="http://tenfold.test",
-        headers=OPERATOR,
-    ) as admin:
-        path = "/admin/v1/tenants/acme/adapters/bot/versions"
-        response = await admin.post(path, files=sent)
-    assert (response.status_code, response.json()["error"]["code"]) == (503, "storage_full")
-    assert await site.is_served(), "inference does not need it"
-    assert (await site.operator.push("acme", "bot", adapter_files(tiny_base)))["state"] == "active"
-
-
-async def test_the_adapter_store_is_missing_when_an_engine_loads_an_adapter(
-    settings: Settings,
-    database: TestDatabase,
-    own_valkey: ValkeyServer,
-    server: redis.Redis,
-    tmp_path: Path,
-) -> None:
-    """A real engine reads the store; whoever does not want the adapter is served."""
-    port = make_url(database.app_url).port
-    assert port is not None
-    model = await asyncio.to_thread(write_real_base, tmp_path / "base")
-    store = tmp_path / "store"
-    async with (
-        linked(own_valkey.url, lambda: own_valkey.port) as (redis_url, redis_relay),
-        linked(database.app_url, lambda: port) as (database_url, postgres_relay),
-    ):
-        urls = {"database_url": database_url, "redis_url": redis_url}
-        changes = {"model": model, "adapter_store": str(store)}
-        real = settings.model_copy(update=PRODUCTION | urls | changes)
-        engine = await asyncio.to_thread(RunningEngine, tmp_path, own_valkey.url, model=model)
-        with engine:
-            async with open_site(
-                real, database.owner_url, own_valkey.url, redis_relay, postgres_relay
-            ) as site:
-                await eventually(site.is_served)
-                await site.operator.new_adapter("acme", "bot")
-                files = adapter_files(site.context.base)
-                await site.operator.push("acme", "bot", files)
-
-                elsewhere = tmp_path / "elsewhere"
-                await asyncio.to_thread(store.rename, elsewhere)
-                response = await site.ask(model="bot")
-                assert (response.status_code, response.json()["error"]["code"]) == (
-                    503,
-                    "adapter_missing",
-                )
-                assert await site.is_served(), "the base does not need it"
-
-                await asyncio.to_thread(elsewhere.rename, store)
-
-                async def bot_is_served() -> bool:
-                    return (await site.ask(model="bot")).status_code == 200
-
-                await eventually(bot_is_served, timeout_s=WHOLE_AGAIN_S)
