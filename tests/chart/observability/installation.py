@@ -25,9 +25,10 @@ from tests.builders.tiny_base import MODEL_ID
 from tests.builders.waiting import wait_until
 from tests.chart.observability.collector import Collector
 from tests.chart.observability.prometheus import Prometheus
+from tests.chart.patience import START_S, STOP_S
+from tests.chart.site import PATIENCE
 from tests.fixtures.processes import environment, running
 
-START_TIMEOUT_S = 120.0
 MAX_TOKENS = 24
 
 
@@ -96,7 +97,7 @@ def installed(settings: Settings, folder: Path) -> Iterator[Installation]:
         api = {"TENFOLD_PORT": str(ports["api"]), "TENFOLD_ADMIN_PORT": str(ports["admin"])}
         worker = {"TENFOLD_HEALTH_PORT": str(ports["worker"])}
         with (
-            running("app.serve", settings, logs["api"], api | traced),
+            running("app.serve", settings, logs["api"], api | PATIENCE | traced),
             running("app.worker", settings, logs["worker"], worker),
             _engine(settings, logs["engine"], ports["engine"], traced),
             Prometheus(
@@ -105,7 +106,7 @@ def installed(settings: Settings, folder: Path) -> Iterator[Installation]:
             ) as prometheus,
         ):
             url, admin_url = (f"http://{LOOPBACK}:{ports[name]}" for name in ("api", "admin"))
-            wait_until(lambda: _is_ready(url), timeout_s=START_TIMEOUT_S)
+            wait_until(lambda: _is_ready(url), timeout_s=START_S)
             keys = _tenants(admin_url, settings)
             yield Installation(settings, url, admin_url, logs, prometheus, collector, keys)
 
@@ -126,7 +127,7 @@ def _engine(
     try:
         yield
         process.terminate()
-        assert process.wait(30) == 0, log_path.read_text()
+        assert process.wait(STOP_S) == 0, log_path.read_text()
     finally:
         process.kill()
         process.wait()

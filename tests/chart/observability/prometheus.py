@@ -16,7 +16,7 @@ import yaml
 
 from app.launcher.ports import LOOPBACK, free_port
 from tests.builders.waiting import wait_until
-from tests.chart.patience import START_S
+from tests.chart.patience import START_S, STOP_S
 from tests.chart.rendering import TOOLS
 from tests.chart.tooling import need
 
@@ -57,7 +57,7 @@ class Prometheus:
         traceback: TracebackType | None,
     ) -> None:
         self._process.terminate()
-        self._process.wait(30)
+        self._process.wait(STOP_S)
 
     def query(self, expression: str) -> list[dict[str, Any]]:
         """The series that an instant query gives. Fails where the query is wrong."""

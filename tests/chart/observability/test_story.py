@@ -11,6 +11,7 @@ from tests.builders.operator import ADMIN_KEY, OPERATOR
 from tests.builders.waiting import wait_until
 from tests.chart.observability.conftest import VALKEY_PASSWORD
 from tests.chart.observability.installation import PROMPT, Installation
+from tests.chart.patience import START_S
 
 
 def events(installation: Installation, process: str) -> list[dict[str, Any]]:
@@ -42,7 +43,7 @@ def test_a_request_is_found_by_its_id_in_the_log_and_over_rest(
             if event.get("request_id") == request_id and event["event"] == "http_request"
         ]
 
-    wait_until(lambda: bool(said()), timeout_s=20)  # it is said after the answer has gone out
+    wait_until(lambda: bool(said()), timeout_s=START_S)  # it is said after the answer has gone out
     (line,) = said()
     assert line["status"] == 200 and line["actor"].startswith("key_")
     for name in (request_id, response.json()["id"]):
@@ -61,7 +62,7 @@ def test_a_client_that_left_is_one_story_over_processes(installation: Installati
             if event["event"] == "request_aborted" and "sequence_id" in event
         ]
 
-    wait_until(lambda: bool(aborted()), timeout_s=20)
+    wait_until(lambda: bool(aborted()), timeout_s=START_S)
     story = aborted()[-1]["request_id"]
     assert story.startswith("req_")
     wait_until(
@@ -69,7 +70,7 @@ def test_a_client_that_left_is_one_story_over_processes(installation: Installati
             event["event"] == "http_request" and event.get("request_id") == story
             for event in events(installation, "api")
         ),
-        timeout_s=20,
+        timeout_s=START_S,
     )
 
 

@@ -8,6 +8,7 @@ import secrets
 from tests.builders.tiny_base import MODEL_ID
 from tests.builders.waiting import wait_until
 from tests.chart.observability.installation import PROMPT, Installation
+from tests.chart.patience import START_S
 
 ENGINE_SPANS = {"queue.wait", "engine.generate", "engine.prefill", "engine.decode"}
 
@@ -26,7 +27,7 @@ def test_a_request_is_one_trace_from_http_to_the_engines_tokens(
 ) -> None:
     trace_id, client_span, usage = ask(installation)
     collector = installation.collector
-    wait_until(lambda: len(collector.of_trace(trace_id)) == 5, timeout_s=20)
+    wait_until(lambda: len(collector.of_trace(trace_id)) == 5, timeout_s=START_S)
     spans = {span["name"]: span for span in collector.of_trace(trace_id)}
     assert spans.keys() == {"POST /chat/completions", *ENGINE_SPANS}
 
@@ -56,7 +57,7 @@ def test_a_request_that_its_caller_does_not_sample_makes_no_span(
 ) -> None:
     trace_id, *_ = ask(installation, is_sampled=False)
     sampled, *_ = ask(installation)
-    wait_until(lambda: len(installation.collector.of_trace(sampled)) == 5, timeout_s=20)
+    wait_until(lambda: len(installation.collector.of_trace(sampled)) == 5, timeout_s=START_S)
     assert installation.collector.of_trace(trace_id) == []
 
 
@@ -64,7 +65,7 @@ def test_probes_are_not_traced_and_no_span_holds_a_prompt_or_a_key(
     installation: Installation,
 ) -> None:
     ask(installation)
-    wait_until(lambda: len(installation.collector.spans) > 0, timeout_s=20)
+    wait_until(lambda: len(installation.collector.spans) > 0, timeout_s=START_S)
     exported = json.dumps(installation.collector.spans)
     for text in (PROMPT, "canary", *installation.keys.values(), "livez", "/metrics"):
         assert text not in exported
