@@ -311,7 +311,7 @@ async def test_nothing_that_a_tenant_wrote_is_compiled_on_an_event_loop(
 def worst_schema() -> dict[str, Any]:
     """As many patterns as there may be, each of which just compiles, and as much else as fits."""
     patterns = [f"^[a-zA-Z0-9_.-]{{1,900}}{each}$" for each in range(MAX_SCHEMA_PATTERNS)]
-    schema: dict[str, Any] = {"patternProperties": dict.fromkeys(patterns, {})}
+    schema: dict[str, Any] = {"patternProperties": dict.fromkeys(patterns, True)}
     schema["enum"] = ["x" * 7] * ((MAX_SCHEMA_CHARS - len(json.dumps(schema)) - 20) // 11)
     return schema
 
