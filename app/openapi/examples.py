@@ -20,6 +20,7 @@ USAGE = {
     "completion_tokens": 9,
     "total_tokens": 30,
     "prompt_tokens_details": {"cached_tokens": 16},
+    "completion_tokens_details": {"reasoning_tokens": 0},
 }
 CHAT_ID = f"chatcmpl-{HEX[:32]}"
 FILES = {
