@@ -19,7 +19,7 @@ from app.settings import Settings
 from lora.base_spec import BaseSpec
 from tests.builders.adapter_files import adapter_files
 from tests.builders.operator import OPERATOR
-from tests.builders.waiting import wait_until
+from tests.builders.waiting import until, wait_until
 from tests.chart.servers import LoadBalancer, haproxy
 from tests.faults.campaign import NUM_IN_FLIGHT, Campaign
 from tests.faults.clients import Clients, Question, some_questions
@@ -90,9 +90,13 @@ async def replace_worker(stack: Stack, num: int) -> None:
         await asyncio.sleep(1)
 
 
-async def kill_api(stack: Stack, balancer: LoadBalancer) -> None:
+async def kill_api(stack: Stack, balancer: LoadBalancer, clients: Clients) -> None:
     """Without a drain, while it answers."""
-    await asyncio.sleep(0.5)
+
+    def num_streaming() -> int:
+        return sum(bool(clients.calls[place].pieces) for place in clients.in_flight)
+
+    await until(lambda: num_streaming() > NUM_IN_FLIGHT // 3, timeout_s=DRAIN_TIMEOUT_S)
     await asyncio.to_thread(stack.apis[0].kill)
     await asyncio.to_thread(stack.apis[0].start)
     await asyncio.to_thread(_wait_until_up, balancer, len(stack.apis))
