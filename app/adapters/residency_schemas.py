@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, Field, StringConstraints, model_validator
+from pydantic import BaseModel, Field, StringConstraints
 
 from app.adapters.probing import Probed, Question
 from app.adapters.residency import Pulled
 from app.adapters.tables import Erasure
 from app.bodies import Body, Storable, Timestamp
 from app.completions.trial import TrialAnswer
+from app.prompt_bodies import PromptOrMessages
 from engine.messages import AdapterReport
 
 PIN_S = 3600
@@ -117,18 +118,12 @@ class ProbeMessage(Body):
     content: ProbeText
 
 
-class ProbePost(Body):
+class ProbePost(PromptOrMessages):
     """Either `prompt` or `messages`. The answer is greedy."""
 
     prompt: Annotated[ProbeText, Field(min_length=1)] | None = None
     messages: Annotated[list[ProbeMessage], Field(min_length=1, max_length=64)] | None = None
     max_tokens: Annotated[int, Field(ge=1, le=MAX_PROBE_TOKENS)] = 64
-
-    @model_validator(mode="after")
-    def _asks_one_thing(self) -> Self:
-        if (self.prompt is None) == (self.messages is None):
-            raise ValueError("exactly one of prompt and messages is needed")
-        return self
 
     @property
     def question(self) -> Question:
