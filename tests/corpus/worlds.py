@@ -16,15 +16,15 @@ from tests.builders.peft_models import (
     make_tiny_llama,
 )
 
-# SmolLM2-135M's own configuration, of which the first layers are kept: a layer more adds time and
-# no new shape.
+# SmolLM2-135M's own configuration, of which the first layers and tokens are kept: more of them add
+# time and no new shape. `test_real_base.py` has all of it.
 SMOLLM2: dict[str, Any] = {
     "hidden_size": 576,
     "intermediate_size": 1536,
     "num_hidden_layers": 4,
     "num_attention_heads": 9,
     "num_key_value_heads": 3,
-    "vocab_size": 49152,
+    "vocab_size": 8192,
     "max_position_embeddings": 8192,
     "tie_word_embeddings": True,
     "initializer_range": 0.041666666666666664,
