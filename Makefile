@@ -38,7 +38,7 @@ billing: $(STAMP)  ## limits, ledger, isolation, audit log, through crashes; TES
 	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest tests/billing -n 2 --dist loadfile --no-loadscope-reorder -q $(ARGS)
 
 corpus: $(STAMP)  ## every kind of adapter: refused by name, or served with PEFT's logits; TEST_FAULTS=soak for more
-	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest tests/corpus -n 2 --dist loadfile --no-loadscope-reorder -q $(ARGS)
+	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest tests/corpus -n 3 --dist loadfile --no-loadscope-reorder -q $(ARGS)
 
 chart: $(STAMP)  ## the Helm chart and the images: rendered, validated, scanned, with tools it fetches
 	$(BIN)/python -m tools.chart_tools build/chart
