@@ -114,6 +114,7 @@ OVERRIDES: Mapping[str, Schema] = {
     "adapters.retentionDays": {"type": "integer", "minimum": 0, "maximum": 3650},
     "adapters.maxOverrideBytes": {"anyOf": [{"const": ""}, SECONDS]},
     "adapters.uploadPartBytes": KIBIBYTE,
+    "adapters.downloadUrlSeconds": {"type": "integer", "minimum": 0, "maximum": 86_400},
     "imports.hub": {"type": "string", "pattern": "^https?://"},
     "imports.timeoutSeconds": POSITIVE,
     "files.retentionDays": {"type": "integer", "minimum": 1},
