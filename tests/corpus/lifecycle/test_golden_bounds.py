@@ -257,6 +257,20 @@ async def test_prompts_that_are_asked_again_count_again(
     assert (await operator.done("POST", f"{path}/resume"))["state"] == "running"
 
 
+async def test_a_rollout_that_is_asked_for_twice_under_one_key_is_begun_and_counted_once(
+    admin: httpx.AsyncClient, operator: Operator, versions: list[Version]
+) -> None:
+    await limit(operator, len(GOLDEN))
+    body = {"alias": "prod", "to": "v2", "gates": [GATE], "golden": GOLDEN}
+    headers = {**OPERATOR, "idempotency-key": "once"}
+    path = f"/admin/v1{ROLLOUTS}"
+    first, again = [await admin.post(path, json=body, headers=headers) for _ in range(2)]
+    assert (first.status_code, again.status_code) == (201, 201), again.text
+    assert again.json() == first.json() and again.headers["idempotent-replayed"] == "true"
+    other = await admin.post(path, json={**body, "to": "v3"}, headers=headers)
+    assert code(other) == (409, "idempotency_mismatch")
+
+
 async def test_no_registry_connection_is_held_while_golden_prompts_are_tokenised(
     operator: Operator,
     versions: list[Version],
