@@ -128,7 +128,7 @@ class Hand:
         ]
         began_at = time.monotonic()
         # Engines are to have what it means before it moves.
-        await self._operator.done("PUT", PROD, json={"targets": targets}, params={"wait": 10})
+        await self._operator.done("PUT", PROD, json={"targets": targets}, params={"wait": 60})
         self._moved(began_at, names)
 
     async def _roll_back(self) -> None:
