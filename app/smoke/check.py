@@ -100,6 +100,9 @@ class SmokeCheck:
         files = {name: (name, data) for name, data in self._files.items()}
         versions = f"{path}/{ADAPTER}/versions"
         version = self._call("POST", versions, files=files, params={"wait": 60})
+        while version["state"] == "verifying" and time.monotonic() < self._give_up_at:
+            time.sleep(POLL_S)
+            version = self._call("GET", f"{versions}/{version['version']}")
         if version["state"] != "active":
             raise SmokeError(f"adapter: {version['state']}: {version['report']}")
         self._call("PUT", f"{path}/{ADAPTER}/aliases/prod", json={"version": version["version"]})
