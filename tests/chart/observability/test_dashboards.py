@@ -16,6 +16,7 @@ import tools.dashboards
 from tests.builders.tiny_base import MODEL_ID
 from tests.chart.observability.installation import Installation
 from tests.chart.observability.prometheus import SCRAPE_INTERVAL_S
+from tests.chart.patience import START_S
 from tests.chart.rendering import CHART, of_kind, render
 
 DASHBOARDS = sorted((CHART / "dashboards").glob("*.json"))
@@ -63,9 +64,14 @@ def test_dashboards_are_those_that_were_made() -> None:
 
 @pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda path: path.stem)
 def test_every_query_of_a_dashboard_gives_data(busy: Installation, dashboard: Path) -> None:
-    found = [(title, query, busy.prometheus.query(query)) for title, query in queries(dashboard)]
-    assert [(title, query) for title, query, series in found if not series] == []
-    assert "$" not in "".join(query for _, query, _ in found)
+    """In the end: on a busy machine a scrape may be missed, and what it brings comes later."""
+    missing = list(queries(dashboard))
+    assert "$" not in "".join(query for _, query in missing)
+    give_up_at = time.monotonic() + START_S
+    while missing and time.monotonic() < give_up_at:
+        missing = [each for each in missing if not busy.prometheus.query(each[1])]
+        time.sleep(SCRAPE_INTERVAL_S / 4)
+    assert missing == []
 
 
 def test_control_a_query_for_what_nobody_exports_gives_none(busy: Installation) -> None:
