@@ -15,7 +15,10 @@ import threading
 import weakref
 
 # What it takes to start Python here; the rest of the environment is none of a child's business.
-_INHERITED = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "HOME", "TZ")
+_INHERITED = (
+    *("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "HOME", "TZ"),
+    "TMPDIR",  # in a pod it is the only place to write to
+)
 _ALONE = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 END_S = 10.0  # to end by itself and to be reaped
 

@@ -18,7 +18,7 @@ from tests.builders.stub_engine import StubEngine
 from tests.builders.waiting import wait_until
 from tests.chart.containers import IMAGE, build_api_image, local_pod, playing, podman, secrets
 from tests.chart.patience import START_S
-from tests.chart.rendering import CHECKOUT, named, render
+from tests.chart.rendering import CHECKOUT, Object, named, render
 
 PATIENCE = {"TENFOLD_DEPENDENCY_TIMEOUT_S": "5", "TENFOLD_MAX_LOOP_LAG_S": "30"}
 RECIPE = CHECKOUT / "deploy" / "api.Dockerfile"
@@ -98,7 +98,7 @@ def test_rendered_pods_run_and_pass_the_smoke_test(settings: Settings, tmp_path:
             admin_url,
             check=False,
         )
-        assert done.returncode == 0, done.stderr
+        assert done.returncode == 0, done.stderr + logs_of(api, "api") + logs_of(worker, "worker")
 
         for pod, process in ((api, "api"), (worker, "worker")):
             podman("exec", f"{pod['metadata']['name']}-{process}", *health_check())
@@ -108,6 +108,11 @@ def test_rendered_pods_run_and_pass_the_smoke_test(settings: Settings, tmp_path:
         status = httpx.get(f"{admin_url}/internal/drain", headers=OPERATOR).json()
         assert status["is_drained"] is True
         assert httpx.get(f"{url}/readyz?engines=optional").status_code == 503
+
+
+def logs_of(pod: Object, process: str) -> str:
+    done = podman("logs", f"{pod['metadata']['name']}-{process}", check=False)
+    return f"\n{process}:\n{done.stdout}{done.stderr}"
 
 
 def health_check() -> list[str]:

@@ -69,6 +69,8 @@ def test_process_writes_only_where_there_is_a_volume(pod: Object) -> None:
         for name, value in environment(container).items():
             if name == "HOME" or name.endswith(("_CACHE_DIR", "_CACHE_HOME", "TMPDIR", "HF_HOME")):
                 assert str(value).startswith(tuple(writable)), (name, value)
+            if name == "TMPDIR":
+                assert value in writable, "nobody makes a folder there"
 
 
 def volume_names(pod: Object) -> set[str]:

@@ -160,7 +160,7 @@ volumes:
 {{- define "tenfold.scratchEnv" -}}
 - {name: HOME, value: /scratch}
 - {name: USER, value: tenfold}
-- {name: TMPDIR, value: /scratch/tmp}
+- {name: TMPDIR, value: /scratch}
 - {name: XDG_CACHE_HOME, value: /scratch/cache}
 - {name: PYTHONDONTWRITEBYTECODE, value: "1"}
 {{- end -}}
