@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.config import EngineConfig
@@ -69,6 +69,7 @@ def counted_again(prompt: Sequence[int], answer: Sequence[int]) -> int:
     return num
 
 
+@settings(max_examples=50, deadline=None)
 @given(some_tokens, some_tokens)
 def test_the_count_is_that_of_a_plain_reading_of_all_tokens(
     prompt: list[int], answer: list[int]
@@ -76,6 +77,7 @@ def test_the_count_is_that_of_a_plain_reading_of_all_tokens(
     assert count(prompt, answer) == counted_again(prompt, answer)
 
 
+@settings(max_examples=50, deadline=None)
 @given(some_tokens, some_tokens, st.integers(0, 40))
 def test_whoever_takes_over_comes_to_the_same_count(
     prompt: list[int], answer: list[int], num_delivered: int
