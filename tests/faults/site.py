@@ -185,7 +185,7 @@ async def open_site(
         client = await stack.enter_async_context(
             httpx.AsyncClient(base_url=url, headers=tenant.headers, timeout=60)
         )
-        freeze_startup()  # as a process does: of what the tests have loaded, a pass takes seconds
+        freeze_startup()  # as a process does: what the tests have loaded is no part of it
         stack.callback(gc.unfreeze)
         yield Site(
             context=context,
