@@ -1,7 +1,7 @@
 """No key opens anything of another tenant's, and no answer tells that there is one.
 
 Every trial is a request: some route, asked by somebody, about something of their own, of the other
-tenant's, or of nobody's. TEST_FAULTS=soak tries 100,000 times.
+tenant's, or of nobody's. TEST_FAULTS=soak tries 100,000 times, TEST_TRIALS as often as it says.
 """
 
 from __future__ import annotations
@@ -28,13 +28,18 @@ from app.settings import Settings
 from tests.billing.isolation_world import ABSENT, Route, Tenant, World, open_world
 from tests.fixtures.servers import TestDatabase
 
-NUM_TRIALS = 100_000 if os.environ.get("TEST_FAULTS") == "soak" else 3_000
+IS_SOAK = os.environ.get("TEST_FAULTS") == "soak"
+NUM_TRIALS = int(os.environ.get("TEST_TRIALS", 100_000 if IS_SOAK else 3_000))
 TRIALS_A_STEP = 8
 STEPS = 30
+EXAMPLES = 20 if IS_SOAK else 5
+"""With the same two tenants: to make two takes as long as hundreds of trials."""
 # What says who asked, when, or how long it took, and not what there is.
 UNTOLD = ("x-request-id", "request-id", "content-length", "openai-processing-ms", "date")
 CALLERS = ("nobody", "garbled", "dead", "other scope", "owner", "owner", "owner")
 OBJECTS = ("own", "foreign", "foreign", "foreign", "absent")
+CHANGES = ("nothing", "nothing", "revoked", "deleted", "suspended or resumed")
+"""What becomes of a key or of its tenant before doors are tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,21 +102,20 @@ class Doors(RuleBasedStateMachine):
     tried: ClassVar[Counter[str]]
     leaks: ClassVar[list[str]]
 
-    @rule(data=st.data())
-    def try_some_doors(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), change=st.sampled_from(CHANGES), who=st.integers(0, 1))
+    def try_some_doors(self, data: st.DataObject, change: str, who: int) -> None:
+        """One rule: of several, whole runs would be without the one that tries."""
+        self.run(self._change(change, self.tenants[who]))
         for _ in range(TRIALS_A_STEP):
             self.run(self._try(self._draw(data)))
 
-    @rule(who=st.integers(0, 1), is_deleted=st.booleans())
-    def revoke_a_key(self, who: int, is_deleted: bool) -> None:
-        self.run(self.world.kill_key(self.tenants[who], is_deleted=is_deleted))
-
-    @rule(who=st.integers(0, 1))
-    def suspend_or_resume(self, who: int) -> None:
-        tenant = self.tenants[who]
-        verb = "resume" if tenant.is_suspended else "suspend"
-        self.run(self.world.operator.done("POST", f"/tenants/{tenant.id}/{verb}"))
-        tenant.is_suspended = not tenant.is_suspended
+    async def _change(self, change: str, tenant: Tenant) -> None:
+        if change in ("revoked", "deleted"):
+            await self.world.kill_key(tenant, is_deleted=change == "deleted")
+        elif change == "suspended or resumed":
+            verb = "resume" if tenant.is_suspended else "suspend"
+            await self.world.operator.done("POST", f"/tenants/{tenant.id}/{verb}")
+            tenant.is_suspended = not tenant.is_suspended
 
     def _draw(self, data: st.DataObject) -> Trial:
         route = data.draw(st.sampled_from(self.world.routes))
@@ -219,7 +223,7 @@ def try_doors(
     """That many trials. Raises AssertionError at the first leak."""
     Doors.tried, Doors.leaks = Counter(), []
     once = hypothesis.settings(
-        max_examples=5,
+        max_examples=EXAMPLES,
         stateful_step_count=STEPS,
         deadline=None,
         database=None,
