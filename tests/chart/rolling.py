@@ -50,7 +50,7 @@ class BalancedCampaign(Campaign):
         return some_questions(NUM_QUESTIONS, MAX_TOKENS, random.Random(SEED), models)
 
     def clients(self, questions: Sequence[Question], num: int = NUM_IN_FLIGHT) -> Clients:
-        return Clients(lambda: [self.balancer.url], self._headers, questions, num, self.rng)
+        return Clients(lambda: [self.balancer.url], self.headers, questions, num, self.rng)
 
 
 @contextmanager
