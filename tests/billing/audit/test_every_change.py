@@ -36,7 +36,9 @@ INFERENCE = {  # what tenants do, and change nothing that they or others are hel
 BOT = "/tenants/{tenant}/adapters/{adapter}"
 NO_CHANGE = {
     ("POST", f"{BOT}/validate"),
-    ("POST", f"{BOT}/versions/{{version}}/probe"),  # is recorded, but asks an engine (tests/corpus)
+    # Recorded, but they ask an engine (tests/corpus).
+    ("POST", f"{BOT}/versions/{{version}}/probe"),
+    ("POST", f"{BOT}/versions/{{version}}/evaluate"),
     # Bytes on their way; what they complete is a version that is recorded as any (tests/corpus).
     ("PUT", f"{BOT}/uploads/{{upload}}/files/{{path}}/parts/{{number}}"),
     ("POST", f"{BOT}/uploads/{{upload}}/complete"),
