@@ -7,7 +7,6 @@ the pieces is closed before the response ends.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 
@@ -18,8 +17,8 @@ from starlette.types import Message, Receive, Scope, Send
 
 from app.completions.connection import (
     ClientGoneError,
-    ClientTooSlowError,
     client_is_gone,
+    hand_over,
     while_connected,
 )
 from app.errors import ApiError
@@ -74,9 +73,4 @@ class DownloadResponse(Response):
         await self._hand_over(send, {"type": "http.response.body", "body": b""})
 
     async def _hand_over(self, send: Send, message: Message) -> None:
-        """Send, which waits while the client reads nothing. Raises ClientTooSlowError."""
-        try:
-            async with asyncio.timeout(self._stall_timeout_s):
-                await send(message)
-        except TimeoutError:
-            raise ClientTooSlowError from None
+        await hand_over(send, message, self._stall_timeout_s)

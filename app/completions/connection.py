@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from starlette.types import Receive
+from starlette.types import Message, Receive, Send
 
 from app.errors import ApiError
 
@@ -63,3 +63,12 @@ async def client_is_gone(receive: Receive) -> None:
     """Returns when the connection has ended."""
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+async def hand_over(send: Send, message: Message, timeout_s: float) -> None:
+    """Send, which waits while the client reads nothing. Raises ClientTooSlowError."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            await send(message)
+    except TimeoutError:
+        raise ClientTooSlowError from None

@@ -7,7 +7,6 @@ the client goes, or does not read, the source of the frames is closed before the
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing, suppress
 
@@ -22,6 +21,7 @@ from app.completions.connection import (
     ClientGoneError,
     ClientTooSlowError,
     client_is_gone,
+    hand_over,
     while_connected,
 )
 from app.completions.service import Answer
@@ -123,12 +123,9 @@ class EventStreamResponse(Response):
         await self._hand_over(send, {"type": "http.response.body", "body": b""})
 
     async def _hand_over(self, send: Send, message: Message) -> None:
-        """Send, which waits while the client reads nothing. Raises ClientTooSlowError."""
         try:
-            async with asyncio.timeout(self._stall_timeout_s):
-                await send(message)
-        except TimeoutError:
-            error = ClientTooSlowError()
+            await hand_over(send, message, self._stall_timeout_s)
+        except ClientTooSlowError as error:
             with suppress(StopAsyncIteration):
                 await self._frames.athrow(error)
             raise error from None
