@@ -281,6 +281,7 @@ async def test_no_registry_connection_is_held_while_golden_prompts_are_tokenised
     encode = Tokenizer.encode_prompt
 
     def watched(self: Tokenizer, text: str) -> list[int]:
+        # SQLAlchemy says Pool; the one for servers, a QueuePool, counts.
         held.append(context.database.engine.pool.checkedout())  # type: ignore[attr-defined]
         return encode(self, text)
 
