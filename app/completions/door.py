@@ -30,31 +30,51 @@ async def refuse_overload(
 
     ahead: who is let in already, and not in the queue yet.
     """
-    is_flex = asked.tier is ServiceTier.FLEX
+    is_flex, limit_s = asked.tier is ServiceTier.FLEX, asked.queue_timeout_s
+    longest_s = context.settings.max_queue_wait_s
     if is_flex:
         context.turnstile.note_flex(principal.key_id)
-    if context.queue.num_queued + ahead.num < FEW:
+    else:
+        limit_s = min(limit_s, longest_s)
+    refusal = await _judge(context, principal, ahead, limit_s, is_flex=is_flex)
+    if refusal is None:
         return
+    if limit_s >= longest_s:
+        again = partial(_judge_again, context, principal)
+        context.turnstile.remember(principal.key_id, refusal, longest_s, again)
+    raise refusal
+
+
+async def _judge_again(context: AppContext, principal: Principal) -> UnavailableError | None:
+    """Of a request of the key's that nothing is known of but that it is not flex."""
+    longest_s = context.settings.max_queue_wait_s
+    ahead = context.turnstile.entering.ahead_of(principal.tenant_id)
+    refusal = await _judge(context, principal, ahead, longest_s, is_flex=False)
+    if refusal is not None:
+        again = partial(_judge_again, context, principal)
+        context.turnstile.remember(principal.key_id, refusal, longest_s, again)
+    return refusal
+
+
+async def _judge(
+    context: AppContext, principal: Principal, ahead: Ahead, limit_s: float, *, is_flex: bool
+) -> UnavailableError | None:
+    """None where whoever comes now is leased within `limit_s`, as far as can be said."""
+    if context.queue.num_queued + ahead.num < FEW:
+        return None
     try:
         load = await context.redis.ask(partial(context.queue.load, principal.tenant_id))
     except QueueUnavailableError as error:
         raise UnavailableError(internal=str(error)) from error
     load = ahead.and_queued(load)
-    settings = context.settings
-    limit_s = asked.queue_timeout_s
-    if not is_flex:
-        limit_s = min(limit_s, settings.max_queue_wait_s)
     wait_s = load.expected_wait_s(
         weight=principal.weight,
         is_flex=is_flex,
         reserved_share=principal.terms.reserved_share,
     )
-    if not _is_too_much(load, wait_s, limit_s, settings.max_queued_requests):
-        return
-    refusal = _refusal(load, wait_s)
-    if limit_s >= settings.max_queue_wait_s:
-        context.turnstile.remember(principal.key_id, refusal, settings.max_queue_wait_s)
-    raise refusal
+    if _is_too_much(load, wait_s, limit_s, context.settings.max_queued_requests):
+        return _refusal(load, wait_s)
+    return None
 
 
 def _refusal(load: QueueLoad, wait_s: float | None) -> UnavailableError:

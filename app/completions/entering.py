@@ -40,11 +40,15 @@ class Entering:
     def __init__(self) -> None:
         self._by_tenant: Counter[str] = Counter()
 
+    def ahead_of(self, tenant_id: str) -> Ahead:
+        """Who is entering while a request of this tenant comes."""
+        counts = self._by_tenant
+        return Ahead(counts.total(), counts[tenant_id], len(counts))
+
     @contextmanager
     def enter(self, tenant_id: str, num: int) -> Iterator[Ahead]:
         """`num` sequences of a tenant enter, until the block ends."""
-        counts = self._by_tenant
-        ahead = Ahead(counts.total(), counts[tenant_id], len(counts))
+        counts, ahead = self._by_tenant, self.ahead_of(tenant_id)
         counts[tenant_id] += num
         try:
             yield ahead

@@ -3,19 +3,22 @@
 The way to a refusal leads through the body, the registry and the queue. At many times the demand
 that can be served a process would do little else, and serve less than it could. So what the door
 (`app.completions.door`) or admission (`app.completions.admitting`) has said counts for the same key
-for `REMEMBERED_S`, before the body is read or anybody is asked. After that one request goes to ask
-again, and the others need not: what it hears they hear. Knows nothing of queues. Invariants: nobody
-is refused here who was not refused there so lately that the queue is still as full, or whose like
-is being asked, for `ASKING_S` at most; who is let in there lets in all others; a key that asked for
-the tier `flex` within `PATIENT_S`, which may wait longer than others, is not refused here; what a
-key was told is forgotten within seconds of its last request; every refusal is counted once, here or
-where its answer is watched.
+for `REMEMBERED_S`, before the body is read or anybody is asked. After that one request asks again,
+and the others need not: what it hears they hear. The door can be asked from here; who would be let
+in there goes on, and so may each of the others that asks, until one is refused or none has been for
+`SETTLED_S`. For what admission said one goes the whole way, and if it is let in, all do.
+
+Knows nothing of queues. Invariants: nobody is refused here who was not refused there so lately that
+the queue is still as full, or whose like is being asked, for `ASKING_S` at most; nobody is let in
+by what is said here; a key that asked for the tier `flex` within `PATIENT_S`, which may wait longer
+than others, is not refused here; what a key was told is forgotten within seconds of its last
+request; every refusal is counted once, here or where its answer is watched.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -32,21 +35,34 @@ from app.metrics.answers import REJECTIONS, AnswerMetrics
 REMEMBERED_S = 0.25
 QUEUE_SHARE = 8  # seven eighths of a full queue are left after that time
 ASKING_S = 0.1
+SETTLED_S = 1.0
 KNOWN_S = 5.0
+RENEWED_S = 1.0
+"""Before a key would be unknown again one of its requests goes the whole way, or all soon would."""
 PATIENT_S = 3600.0
 MAX_KEYS = 10_000
 INFERENCE_SUFFIX = "/completions"
 """Of the paths of all routes that have a turnstile."""
 
 
+AskAgain = Callable[[], Awaitable[ApiError | None]]
+"""What whoever refused a key would tell it now; None where it would be let in."""
+
+
 @dataclass(slots=True)
 class _Known:
-    """A key that was verified. `refusal` is what it was told, and counts until `refused_until`."""
+    """A key that was verified. `refusal` is what it was told, and counts until `refused_until`.
+
+    From then on it is asked again, until `settled_at`. `is_open`: who asked last was let in.
+    """
 
     known_until: float
     refusal: ApiError | None = None
     refused_until: float = 0.0
     patient_until: float = 0.0
+    ask_again: AskAgain | None = None
+    settled_at: float = 0.0
+    is_open: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,16 +84,28 @@ class Turnstile:
         """Of verified keys, by the hash of how they are shown."""
         self.entering = Entering()
 
-    def recall(self, shown: bytes) -> ApiError | None:
-        """What whoever shows this key is told, if it was told the same just now."""
+    async def refusal_of(self, shown: bytes) -> ApiError | None:
+        """What whoever shows this key is told, if it was told so just now or would be."""
         holder, now = self._holder(shown), self._clock()
         known = None if holder is None else self._keys.get(holder.key_id)
-        if known is None or known.patient_until > now:
+        if holder is None or known is None or known.refusal is None or known.patient_until > now:
             return None
-        if known.refused_until <= now:
+        if known.refused_until > now:
+            return known.refusal
+        if known.is_open and known.settled_at <= now:
+            known.refusal = None
+            return None
+        if not known.is_open:
             known.refused_until = now + ASKING_S  # for all but this one
+        if known.ask_again is None or holder.known_until <= now + RENEWED_S:
             return None
-        return known.refusal
+        try:
+            refusal = await known.ask_again()
+        except ApiError:
+            return None  # whoever comes as far hears why
+        if refusal is None:
+            self.let_in(holder.key_id)
+        return refusal
 
     def tenant_of(self, shown: bytes) -> str | None:
         """The id of the tenant whose key this is, if it was verified just now."""
@@ -90,16 +118,32 @@ class Turnstile:
             self._holders.clear()
         self._holders[hash(shown)] = _Holder(key_id, tenant_id, self._clock() + KNOWN_S)
 
-    def remember(self, key_id: str, refusal: ApiError, max_queue_wait_s: float) -> None:
-        """The key was refused, though it would have waited as long as anybody but flex may."""
-        known = self._known(key_id)
+    def remember(
+        self,
+        key_id: str,
+        refusal: ApiError,
+        max_queue_wait_s: float,
+        ask_again: AskAgain | None = None,
+    ) -> None:
+        """The key was refused, though it would have waited as long as anybody but flex may.
+
+        ask_again: without it a request has to go the whole way to hear whether that still holds.
+        """
+        known, now = self._known(key_id), self._clock()
         known.refusal = refusal.again()
-        known.refused_until = self._clock() + min(REMEMBERED_S, max_queue_wait_s / QUEUE_SHARE)
+        known.refused_until = now + min(REMEMBERED_S, max_queue_wait_s / QUEUE_SHARE)
+        known.settled_at = known.refused_until + min(SETTLED_S, max_queue_wait_s / QUEUE_SHARE)
+        known.ask_again, known.is_open = ask_again, False
 
     def let_in(self, key_id: str) -> None:
         """The key was not refused."""
-        if (known := self._keys.get(key_id)) is not None:
+        known = self._keys.get(key_id)
+        if known is None:
+            return
+        if known.ask_again is None:
             known.refusal = None
+        elif not known.is_open:
+            known.is_open, known.refused_until = True, self._clock()
 
     def note_flex(self, key_id: str) -> None:
         """The key asks for flex: what others are told is not meant for it."""
@@ -135,7 +179,7 @@ class TurnstileRoute(APIRoute):
             turnstile = cast(Turnstile, context.turnstile)
             answers = cast(AnswerMetrics, context.answers)
             shown = shown_key(request.scope)
-            refusal = turnstile.recall(shown)
+            refusal = await turnstile.refusal_of(shown)
             if refusal is not None:
                 answers.turned_away(turnstile.tenant_of(shown), refusal.code)
                 return error_response(refusal)

@@ -10,9 +10,16 @@ import redis
 
 from app.api import create_app
 from app.completions.door import FEW
-from app.completions.turnstile import ASKING_S, KNOWN_S, REMEMBERED_S, Turnstile
+from app.completions.turnstile import (
+    ASKING_S,
+    KNOWN_S,
+    REMEMBERED_S,
+    RENEWED_S,
+    SETTLED_S,
+    Turnstile,
+)
 from app.context import AppContext
-from app.errors import UnavailableError
+from app.errors import ApiError, UnavailableError
 from engine.transport import keys
 from tests.app.completions.test_chat_route import PATH, body
 from tests.builders.operator import Tenant
@@ -20,6 +27,7 @@ from tests.builders.waiting import until
 
 MAX_WAIT_S = 10.0
 NOT_JSON = b"{"
+OVERLOADED = UnavailableError(code="overloaded")
 
 
 class Seconds:
@@ -35,68 +43,150 @@ def seconds() -> Seconds:
     return Seconds()
 
 
+class Door:
+    """What a turnstile asks: it says the same until told otherwise."""
+
+    def __init__(self) -> None:
+        self.says: ApiError | None = OVERLOADED
+        self.num_asked = 0
+
+    async def __call__(self) -> ApiError | None:
+        self.num_asked += 1
+        return self.says
+
+
 @pytest.fixture
 def turnstile(seconds: Seconds) -> Turnstile:
     """It knows two keys, and one of them was refused."""
     turnstile = Turnstile(seconds)
     turnstile.learn(b"Bearer crowd", "key_crowd", "ten_crowd")
     turnstile.learn(b"Bearer quiet", "key_quiet", "ten_quiet")
-    turnstile.remember("key_crowd", UnavailableError(code="overloaded"), MAX_WAIT_S)
+    turnstile.remember("key_crowd", OVERLOADED, MAX_WAIT_S)
     return turnstile
 
 
-def test_a_refusal_counts_for_its_key_and_for_a_moment(
+@pytest.fixture
+def door(turnstile: Turnstile) -> Door:
+    """The crowd's key was refused by it."""
+    door = Door()
+    turnstile.remember("key_crowd", OVERLOADED, MAX_WAIT_S, door)
+    return door
+
+
+async def is_refused(turnstile: Turnstile, shown: bytes = b"Bearer crowd") -> bool:
+    return await turnstile.refusal_of(shown) is not None
+
+
+async def test_a_refusal_counts_for_its_key_and_for_a_moment(
     turnstile: Turnstile, seconds: Seconds
 ) -> None:
-    refusal = turnstile.recall(b"Bearer crowd")
+    refusal = await turnstile.refusal_of(b"Bearer crowd")
     assert refusal is not None and refusal.code == "overloaded"
-    assert turnstile.recall(b"Bearer quiet") is None
-    assert turnstile.recall(b"Bearer nobody") is None
+    assert not await is_refused(turnstile, b"Bearer quiet")
+    assert not await is_refused(turnstile, b"Bearer nobody")
     seconds.now += 1.01 * REMEMBERED_S
-    assert turnstile.recall(b"Bearer crowd") is None
+    assert not await is_refused(turnstile)
 
 
-def test_after_that_one_asks_for_all(turnstile: Turnstile, seconds: Seconds) -> None:
+async def test_after_that_one_asks_for_all(turnstile: Turnstile, seconds: Seconds) -> None:
     seconds.now += 1.01 * REMEMBERED_S
-    assert turnstile.recall(b"Bearer crowd") is None
-    assert turnstile.recall(b"Bearer crowd") is not None
-    turnstile.remember("key_crowd", UnavailableError(code="overloaded"), MAX_WAIT_S)
+    assert not await is_refused(turnstile)
+    assert await is_refused(turnstile)
+    turnstile.remember("key_crowd", OVERLOADED, MAX_WAIT_S)
     seconds.now += 0.99 * REMEMBERED_S
-    assert turnstile.recall(b"Bearer crowd") is not None, "what it heard counts as long again"
+    assert await is_refused(turnstile), "what it heard counts as long again"
 
 
-def test_who_is_let_in_lets_in_the_others(turnstile: Turnstile, seconds: Seconds) -> None:
+async def test_who_is_let_in_lets_in_the_others(turnstile: Turnstile, seconds: Seconds) -> None:
     seconds.now += 1.01 * REMEMBERED_S
-    turnstile.recall(b"Bearer crowd")
+    await turnstile.refusal_of(b"Bearer crowd")
     turnstile.let_in("key_crowd")
-    assert [turnstile.recall(b"Bearer crowd") for _ in range(3)] == [None] * 3
+    assert [await is_refused(turnstile) for _ in range(3)] == [False] * 3
 
 
-def test_nobody_waits_long_for_one_who_never_hears(turnstile: Turnstile, seconds: Seconds) -> None:
+async def test_nobody_waits_long_for_one_who_never_hears(
+    turnstile: Turnstile, seconds: Seconds
+) -> None:
     seconds.now += 1.01 * REMEMBERED_S
-    turnstile.recall(b"Bearer crowd")
+    await turnstile.refusal_of(b"Bearer crowd")
     seconds.now += 1.01 * ASKING_S
-    assert turnstile.recall(b"Bearer crowd") is None
+    assert not await is_refused(turnstile)
 
 
-def test_a_short_queue_is_looked_at_again_soon(turnstile: Turnstile, seconds: Seconds) -> None:
-    turnstile.remember("key_crowd", UnavailableError(), max_queue_wait_s=0.2)
+async def test_the_door_is_asked_again_from_here(
+    turnstile: Turnstile, door: Door, seconds: Seconds
+) -> None:
+    assert await is_refused(turnstile)
+    assert door.num_asked == 0, "it said so just now"
+    seconds.now += 1.01 * REMEMBERED_S
+    assert await is_refused(turnstile)
+    assert door.num_asked == 1
+
+
+async def test_while_the_door_is_about_to_close_everybody_asks_it(
+    turnstile: Turnstile, door: Door, seconds: Seconds
+) -> None:
+    seconds.now += 1.01 * REMEMBERED_S
+    door.says = None
+    assert [await is_refused(turnstile) for _ in range(3)] == [False] * 3
+    turnstile.let_in("key_crowd")
+    door.says = OVERLOADED
+    assert await is_refused(turnstile), "that others were let in is no promise"
+    assert door.num_asked == 4
+
+
+async def test_once_nobody_has_been_refused_for_a_while_the_door_is_left_alone(
+    turnstile: Turnstile, door: Door, seconds: Seconds
+) -> None:
+    seconds.now += 1.01 * REMEMBERED_S
+    door.says = None
+    assert not await is_refused(turnstile)
+    seconds.now += 1.01 * SETTLED_S
+    assert not await is_refused(turnstile)
+    assert door.num_asked == 1
+
+
+async def test_a_key_that_will_soon_be_unknown_goes_the_whole_way(
+    turnstile: Turnstile, door: Door, seconds: Seconds
+) -> None:
+    """It may have been disabled, and all of its requests would have to go to hear that."""
+    seconds.now += KNOWN_S - 0.99 * RENEWED_S
+    assert not await is_refused(turnstile)
+    assert await is_refused(turnstile), "and the others wait for what it hears"
+    assert door.num_asked == 0
+
+
+async def test_where_the_door_cannot_be_asked_the_request_goes_and_hears_why(
+    turnstile: Turnstile, seconds: Seconds
+) -> None:
+    async def fail() -> ApiError | None:
+        raise UnavailableError
+
+    turnstile.remember("key_crowd", OVERLOADED, MAX_WAIT_S, fail)
+    seconds.now += 1.01 * REMEMBERED_S
+    assert not await is_refused(turnstile)
+
+
+async def test_a_short_queue_is_looked_at_again_soon(
+    turnstile: Turnstile, seconds: Seconds
+) -> None:
+    turnstile.remember("key_crowd", OVERLOADED, max_queue_wait_s=0.2)
     seconds.now += 0.03
-    assert turnstile.recall(b"Bearer crowd") is None
+    assert not await is_refused(turnstile)
 
 
-def test_a_key_that_asks_for_flex_is_not_told_what_others_are(turnstile: Turnstile) -> None:
+async def test_a_key_that_asks_for_flex_is_not_told_what_others_are(turnstile: Turnstile) -> None:
     turnstile.note_flex("key_crowd")
-    assert turnstile.recall(b"Bearer crowd") is None
+    assert not await is_refused(turnstile)
 
 
-def test_a_key_that_was_not_verified_lately_is_unknown(
+async def test_a_key_that_was_not_verified_lately_is_unknown(
     turnstile: Turnstile, seconds: Seconds
 ) -> None:
     """It may have been disabled since."""
     seconds.now += 1.01 * KNOWN_S
-    turnstile.remember("key_crowd", UnavailableError(), MAX_WAIT_S)
-    assert turnstile.recall(b"Bearer crowd") is None
+    turnstile.remember("key_crowd", OVERLOADED, MAX_WAIT_S)
+    assert not await is_refused(turnstile)
     assert turnstile.tenant_of(b"Bearer crowd") is None
 
 
@@ -113,14 +203,20 @@ async def test_a_refusal_is_repeated_before_the_body_is_read(
         again = await client.post(PATH, content=NOT_JSON, headers=acme.headers)
         other = await client.post(PATH, content=NOT_JSON, headers=globex.headers)
         seconds.now += 1.01 * REMEMBERED_S
+        asked_again = await client.post(PATH, content=NOT_JSON, headers=acme.headers)
+        seconds.now += 1.01 * REMEMBERED_S
+        with redis.Redis.from_url(redis_url, protocol=2) as server:
+            server.delete(f"{keys.PREFIX}num_queued")
+        await until(lambda: context.queue.num_queued < FEW)
         later = await client.post(PATH, content=NOT_JSON, headers=acme.headers)
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "overloaded")
     assert (again.status_code, again.json()) == (503, refused.json())
     assert again.headers["retry-after"] == refused.headers["retry-after"]
+    assert (asked_again.status_code, asked_again.json()) == (503, refused.json())
     assert other.status_code == later.status_code == 400
     counted = {"tenant": acme.id, "reason": "overloaded"}
     registry = context.metrics.registry
-    assert registry.get_sample_value("tenfold_requests_rejected_total", counted) == 2
-    assert registry.get_sample_value("tenfold_requests_received_total", {"tenant": acme.id}) == 2
+    assert registry.get_sample_value("tenfold_requests_rejected_total", counted) == 3
+    assert registry.get_sample_value("tenfold_requests_received_total", {"tenant": acme.id}) == 3
     not_refused = {"tenant": globex.id}
     assert registry.get_sample_value("tenfold_requests_received_total", not_refused) is None
