@@ -11,7 +11,7 @@ from app.adapters.alias_repository import Pointing, Shadow
 from app.adapters.tables import AliasChange
 from app.adapters.weighted import WHOLE, StickyBy
 from app.bodies import Body, Timestamp
-from app.etags import etag_of
+from app.etags import Tagged
 from app.rollouts.shadows import ShadowSample
 
 MAX_TARGETS = 20
@@ -66,7 +66,7 @@ class TargetView(BaseModel):
     weight: int
 
 
-class AliasView(BaseModel):
+class AliasView(Tagged):
     """`version` is the target that is meant most often."""
 
     object: Literal["adapter.alias"] = "adapter.alias"
@@ -78,11 +78,10 @@ class AliasView(BaseModel):
     sticky_by: str | None
     shadow: TargetView | None
     updated: Timestamp
-    etag: str
 
     @classmethod
     def of(cls, pointing: Pointing) -> Self:
-        view = cls(
+        return cls(
             alias=pointing.alias,
             adapter_id=pointing.adapter_id,
             version=pointing.primary.version,
@@ -94,9 +93,7 @@ class AliasView(BaseModel):
             sticky_by=pointing.sticky_by,
             shadow=_shadow(pointing.shadow),
             updated=pointing.updated_at,
-            etag="",
         )
-        return view.model_copy(update={"etag": etag_of(view.model_dump(mode="json"))})
 
 
 class ShadowResults(BaseModel):

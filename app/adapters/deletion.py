@@ -20,10 +20,11 @@ from app.adapters.jobs_repository import REMOVAL_DELAY_S, add_job
 from app.adapters.lifecycle import refuse_aliased
 from app.adapters.repository import AdapterRepository
 from app.adapters.schemas import AdapterView, describe_version
-from app.adapters.service import find_version, lock_adapter
+from app.adapters.service import find_version, find_version_to_change, lock_adapter
 from app.adapters.states import DELETING, GONE, change_state, is_nameable
 from app.audit.trail import AuditTrail
 from app.errors import ConflictError
+from app.etags import check_etag
 from app.rollouts.repository import RolloutRepository
 from app.tables import Adapter, AdapterVersion
 
@@ -62,15 +63,17 @@ async def delete_version(
     trail: AuditTrail,
     *,
     retained_s: float = 0.0,
+    if_match: str | None = None,
 ) -> AdapterVersion:
     """Stop serving a version. It may be restored until its bytes go, for `retained_s` if not more.
 
     A second call changes nothing, but that `erase` ends that time.
 
-    Raises ConflictError: `alias_in_use` without `force` and `aliases`, `rollout_in_progress`.
+    Raises ConflictError: `alias_in_use` without `force` and `aliases`, `rollout_in_progress`; and
+    as `check_etag`.
     """
     adapter = await lock_adapter(session, tenant_id, adapter_reference)
-    version = await find_version(session, tenant_id, adapter, reference)
+    version = await find_version_to_change(session, adapter, reference, if_match)
     if version.state in GONE:
         if how.erase and version.state == DELETING:
             await _erase_now(session, version, how, trail)
@@ -101,13 +104,23 @@ async def delete_version(
 
 
 async def delete_adapter(
-    session: AsyncSession, tenant_id: str, reference: str, how: Deletion, trail: AuditTrail
+    session: AsyncSession,
+    tenant_id: str,
+    reference: str,
+    how: Deletion,
+    trail: AuditTrail,
+    *,
+    if_match: str | None = None,
 ) -> Adapter:
-    """Forget an adapter with its versions, aliases and rollouts; a worker removes the bytes."""
+    """Forget an adapter with its versions, aliases and rollouts; a worker removes the bytes.
+
+    Raises as `check_etag`.
+    """
     adapter = await lock_adapter(session, tenant_id, reference)
     adapters = AdapterRepository(session, tenant_id)
     aliases = await adapters.aliases_of([adapter.id])
     before = AdapterView.of(adapter, aliases[adapter.id])
+    check_etag(before.etag, if_match)
     for locator in await adapters.locators_of(adapter.id):
         await add_job(session, tenant_id, "remove", locator, delay_s=how.delay_s)
     await adapters.remove(adapter.id)

@@ -20,6 +20,7 @@ from app.adapters.version_endpoints import How, version_router
 from app.audit.trail import Trail
 from app.bodies import Deleted
 from app.context import Context
+from app.etags import IfMatch
 from app.idempotency.once import Once
 from app.pages import Page, Paging
 from app.rollouts.endpoints import rollout_router
@@ -54,8 +55,12 @@ async def get_adapter(adapter: str, owned: OwnedSession) -> AdapterView:
 
 
 @router.delete("/{adapter}")
-async def delete_adapter(adapter: str, how: How, owned: OwnedSession, trail: Trail) -> Deleted:
-    deleted = await deletion.delete_adapter(owned.session, owned.tenant_id, adapter, how, trail)
+async def delete_adapter(
+    adapter: str, how: How, owned: OwnedSession, trail: Trail, if_match: IfMatch = None
+) -> Deleted:
+    deleted = await deletion.delete_adapter(
+        owned.session, owned.tenant_id, adapter, how, trail, if_match=if_match
+    )
     return Deleted(id=deleted.id, object="adapter")
 
 

@@ -2,7 +2,8 @@
 
 Knows nothing of HTTP, and not of who asks. The session is in the tenant's scope. Invariants: states
 change along the table of `app.adapters.states` alone, each change in the audit log; a version that
-an alias may mean stays nameable; a call that changes nothing is no error and leaves no event.
+an alias may mean stays nameable; a call that changes nothing is no error and leaves no event; one
+that was meant for another state raises as `check_etag`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from app.adapters.aliases import move_alias
 from app.adapters.names import DEFAULT_ALIAS
 from app.adapters.repository import AdapterRepository
 from app.adapters.schemas import describe_version
-from app.adapters.service import find_version, lock_adapter
+from app.adapters.service import find_version_to_change, lock_adapter
 from app.adapters.states import ACTIVE, ARCHIVED, DELETING, DEPRECATED, change_state
 from app.adapters.storage_errors import storage_errors
 from app.adapters.versions_repository import VersionRepository
@@ -28,10 +29,16 @@ from lora.store import AdapterStore
 
 
 async def activate_version(
-    session: AsyncSession, tenant_id: str, adapter: str, reference: str, trail: AuditTrail
+    session: AsyncSession,
+    tenant_id: str,
+    adapter: str,
+    reference: str,
+    trail: AuditTrail,
+    *,
+    if_match: str | None = None,
 ) -> AdapterVersion:
     """Let it be named; a deprecated one loses its date. Raises ConflictError as `change_state`."""
-    version = await _locked(session, tenant_id, adapter, reference)
+    version = await _locked(session, tenant_id, adapter, reference, if_match)
     if version.state == ACTIVE:
         return version
     if version.state == DELETING:
@@ -53,13 +60,15 @@ async def deprecate_version(
     reference: str,
     shutdown_on: date | None,
     trail: AuditTrail,
+    *,
+    if_match: str | None = None,
 ) -> AdapterVersion:
     """Announce its end: it is served until `shutdown_on` (UTC), and without one for as long as it
     is not archived. Another call sets another day.
 
     Raises UnprocessableError (`date_invalid`) for a day that is not to come.
     """
-    version = await _locked(session, tenant_id, adapter, reference)
+    version = await _locked(session, tenant_id, adapter, reference, if_match)
     if shutdown_on is not None and shutdown_on <= trail.at.date():
         raise UnprocessableError(
             "The day on which a version ceases to be served is to come.",
@@ -77,10 +86,16 @@ async def deprecate_version(
 
 
 async def archive_version(
-    session: AsyncSession, tenant_id: str, adapter: str, reference: str, trail: AuditTrail
+    session: AsyncSession,
+    tenant_id: str,
+    adapter: str,
+    reference: str,
+    trail: AuditTrail,
+    *,
+    if_match: str | None = None,
 ) -> AdapterVersion:
     """Serve it no more, and keep its bytes. Raises ConflictError (`alias_in_use`)."""
-    version = await _locked(session, tenant_id, adapter, reference)
+    version = await _locked(session, tenant_id, adapter, reference, if_match)
     if version.state == ARCHIVED:
         return version
     before = describe_version(version)
@@ -96,13 +111,15 @@ async def restore_version(
     reference: str,
     store: AdapterStore,
     trail: AuditTrail,
+    *,
+    if_match: str | None = None,
 ) -> AdapterVersion:
     """Let an archived one be named again, or one that was deleted and whose bytes are still there.
 
     Raises ConflictError: `version_state_conflict` where it is neither, or never was active;
     `version_erased` where its bytes have gone; `version_superseded` where they were sent again.
     """
-    found = await _locked(session, tenant_id, adapter, reference)
+    found = await _locked(session, tenant_id, adapter, reference, if_match)
     # A worker that erases it holds its row: whoever comes second finds what the first has done.
     version = await VersionRepository(session, tenant_id).lock(found.id)
     if version.state == DELETING and version.activated_at is not None:
@@ -174,10 +191,14 @@ async def _refuse_gone(session: AsyncSession, version: AdapterVersion, store: Ad
 
 
 async def _locked(
-    session: AsyncSession, tenant_id: str, adapter_reference: str, reference: str
+    session: AsyncSession,
+    tenant_id: str,
+    adapter_reference: str,
+    reference: str,
+    if_match: str | None,
 ) -> AdapterVersion:
     adapter = await lock_adapter(session, tenant_id, adapter_reference)
-    return await find_version(session, tenant_id, adapter, reference)
+    return await find_version_to_change(session, adapter, reference, if_match)
 
 
 async def _record(

@@ -13,10 +13,11 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.adapters.names import is_adapter_name
 from app.adapters.repository import AdapterRepository
-from app.adapters.schemas import AdapterCreate, AdapterView
+from app.adapters.schemas import AdapterCreate, AdapterView, VersionView
 from app.adapters.versions_repository import VersionRepository
 from app.audit.trail import AuditTrail
 from app.errors import ConflictError, NotFoundError, UnprocessableError
+from app.etags import check_etag
 from app.ids import new_id
 from app.tables import Adapter, AdapterVersion
 from app.uploads.quotas import Quotas
@@ -84,6 +85,18 @@ async def find_version(
         version = await versions.get_by_id(adapter.id, reference)
     if version is None:
         raise NotFoundError("No such version.", param="version")
+    return version
+
+
+async def find_version_to_change(
+    session: AsyncSession, adapter: Adapter, reference: str, if_match: str | None
+) -> AdapterVersion:
+    """A version of a locked adapter. Raises NotFoundError, and as `check_etag`."""
+    version = await find_version(session, adapter.tenant_id, adapter, reference)
+    if if_match is not None:
+        # A worker that erases it holds its row, and not its adapter's.
+        version = await VersionRepository(session, adapter.tenant_id).lock(version.id)
+        check_etag(VersionView.of(version).etag, if_match)
     return version
 
 

@@ -19,6 +19,7 @@ from app.auth import Principal, require_keys_write, require_operator
 from app.bodies import Deleted
 from app.context import Context
 from app.db import tenant_scope
+from app.etags import IfMatch
 from app.idempotency.once import Once
 from app.pages import Page, Paging
 from app.session import RequestSession
@@ -76,22 +77,29 @@ async def get_key(key: str, asking: Asked) -> KeyView:
 
 @router.post("/{key}/rotate", status_code=201)
 async def rotate_key(
-    key: str, asking: Asked, context: Context, once: Once, body: KeyRotate | None = None
+    key: str,
+    asking: Asked,
+    context: Context,
+    once: Once,
+    body: KeyRotate | None = None,
+    if_match: IfMatch = None,
 ) -> KeyCreated:
     pepper = context.settings.key_peppers[0]
     overlap_s = (body or KeyRotate()).overlap_s
-    rotated = await service.rotate_key(asking, key, overlap_s=overlap_s, pepper=pepper)
+    rotated = await service.rotate_key(
+        asking, key, overlap_s=overlap_s, pepper=pepper, if_match=if_match
+    )
     return await once.keep(KeyCreated.with_secret(*rotated))
 
 
 @router.post("/{key}/disable")
-async def disable_key(key: str, asking: Asked) -> KeyView:
-    return KeyView.of(await service.disable_key(asking, key))
+async def disable_key(key: str, asking: Asked, if_match: IfMatch = None) -> KeyView:
+    return KeyView.of(await service.disable_key(asking, key, if_match=if_match))
 
 
 @router.delete("/{key}")
-async def delete_key(key: str, asking: Asked) -> Deleted:
-    await service.delete_key(asking, key)
+async def delete_key(key: str, asking: Asked, if_match: IfMatch = None) -> Deleted:
+    await service.delete_key(asking, key, if_match=if_match)
     return Deleted(id=key, object="api_key")
 
 

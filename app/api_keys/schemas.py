@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from app.auth import Scope
 from app.bodies import Body, Line, Timestamp
+from app.etags import Tagged
 from app.tables import ApiKey
 
 MAX_TIMESTAMP = int(datetime(9999, 1, 1, tzinfo=UTC).timestamp())
@@ -36,7 +37,7 @@ class KeyRotate(Body):
     overlap_s: Annotated[int, Field(ge=0, le=MAX_OVERLAP_S)] = DAY_S
 
 
-class KeyView(BaseModel):
+class KeyView(Tagged):
     """`replaced_by`: the key that a rotation made of this one."""
 
     object: Literal["api_key"] = "api_key"
@@ -58,6 +59,10 @@ class KeyView(BaseModel):
 
 
 class KeyCreated(KeyView):
+    """Its etag is that of the key without the secret, as it is shown from now on."""
+
+    stateless: ClassVar = frozenset({"secret"})
+
     secret: str
 
     @classmethod

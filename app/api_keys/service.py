@@ -2,7 +2,8 @@
 
 Knows nothing of HTTP. Invariants: the secret exists in the answer to its creation and nowhere else;
 a key makes, rotates and disables only keys that it could have made (`app.api_keys.grants`); every
-change is in the tenant's audit log. The session is in the tenant's scope.
+change is in the tenant's audit log. The session is in the tenant's scope. What changes a key raises
+as `check_etag` too.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from app.api_keys.secret import new_secret
 from app.audit.trail import AuditTrail
 from app.auth import Principal, hash_key
 from app.errors import BadRequestError, ConflictError, NotFoundError
+from app.etags import check_etag
 from app.ids import new_id
 from app.session import principals_changed
 from app.tables import ApiKey
@@ -68,14 +70,14 @@ async def find_key(asking: Asking, key_id: str) -> ApiKey:
 
 
 async def rotate_key(
-    asking: Asking, key_id: str, *, overlap_s: int, pepper: str
+    asking: Asking, key_id: str, *, overlap_s: int, pepper: str, if_match: str | None = None
 ) -> tuple[ApiKey, str]:
     """A new key that is allowed what the old one was, and its secret.
 
     The old one works for `overlap_s` more. Raises ConflictError (`key_not_active`) for a key that
     is disabled, expired or replaced already, PermissionDeniedError for one that may do too much.
     """
-    old = await _lock_key(asking, key_id)
+    old = await _lock_key(asking, key_id, if_match)
     is_over = old.expires_at is not None and old.expires_at <= asking.now
     if old.disabled_at is not None or old.replaced_by is not None or is_over:
         raise ConflictError(
@@ -96,9 +98,9 @@ async def rotate_key(
     return new, secret
 
 
-async def disable_key(asking: Asking, key_id: str) -> ApiKey:
+async def disable_key(asking: Asking, key_id: str, *, if_match: str | None = None) -> ApiKey:
     """From now on the key is refused; a second call changes nothing."""
-    key = await _lock_key(asking, key_id)
+    key = await _lock_key(asking, key_id, if_match)
     check_grant(Grant(key.scopes, key.allowed_models, key.expires_at), asking.grantor)
     if key.disabled_at is None:
         before = KeyView.of(key)
@@ -108,8 +110,8 @@ async def disable_key(asking: Asking, key_id: str) -> ApiKey:
     return key
 
 
-async def delete_key(asking: Asking, key_id: str) -> None:
-    key = await _lock_key(asking, key_id)
+async def delete_key(asking: Asking, key_id: str, *, if_match: str | None = None) -> None:
+    key = await _lock_key(asking, key_id, if_match)
     check_grant(Grant(key.scopes, key.allowed_models, key.expires_at), asking.grantor)
     await ApiKeyRepository(asking.session, asking.tenant_id).remove(key.id)
     principals_changed(asking.session)
@@ -145,12 +147,13 @@ async def _add(
     return key, secret
 
 
-async def _lock_key(asking: Asking, key_id: str) -> ApiKey:
+async def _lock_key(asking: Asking, key_id: str, if_match: str | None) -> ApiKey:
     """The key, so that changes to it come one after another. Raises NotFoundError."""
     found = await find_key(asking, key_id)
     key = await ApiKeyRepository(asking.session, asking.tenant_id).lock(found.id)
     if key is None:  # deleted while we waited for the lock
         raise NotFoundError("No such key.", param="key")
+    check_etag(KeyView.of(key).etag, if_match)
     return key
 
 

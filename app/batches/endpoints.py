@@ -12,6 +12,7 @@ from app.batches.repository import BatchRepository
 from app.batches.schemas import BatchCreate, BatchView
 from app.context import Context
 from app.db import tenant_scope
+from app.etags import IfMatch
 from app.files.service import vault_of
 from app.idempotency.once import Once
 from app.pages import MAX_PAGE, Page, PageQuery
@@ -60,8 +61,14 @@ async def get_batch(
 
 @router.post("/{batch}/cancel")
 async def cancel_batch(
-    batch: str, principal: InferencePrincipal, session: RequestSession, context: Context
+    batch: str,
+    principal: InferencePrincipal,
+    session: RequestSession,
+    context: Context,
+    if_match: IfMatch = None,
 ) -> BatchView:
     await tenant_scope(session, principal.tenant_id)
-    cancelled = await service.cancel_batch(session, principal.tenant_id, batch, context.now())
+    cancelled = await service.cancel_batch(
+        session, principal.tenant_id, batch, context.now(), if_match=if_match
+    )
     return BatchView.of(cancelled)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel
 
 from app.batches.tables import Batch
 from app.bodies import Body, Timestamp
 from app.completions.fields import Metadata, Text
+from app.etags import Tagged
 from app.files.schemas import ExpiresAfter
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -50,7 +51,11 @@ class BatchErrors(BaseModel):
     data: list[dict[str, Any]]
 
 
-class BatchView(BaseModel):
+class BatchView(Tagged):
+    """OpenAI's, and an etag, which says nothing of how many lines are done."""
+
+    stateless: ClassVar = frozenset({"request_counts", "usage"})
+
     id: str
     object: Literal["batch"] = "batch"
     endpoint: str

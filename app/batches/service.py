@@ -13,10 +13,11 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.auth import Principal
 from app.batches.repository import BatchRepository
-from app.batches.schemas import BatchCreate
+from app.batches.schemas import BatchCreate, BatchView
 from app.batches.tables import Batch
 from app.db import tenant_scope
 from app.errors import BadRequestError, NotFoundError, RateLimitedError
+from app.etags import check_etag
 from app.files.service import find_file
 from app.files.vault import FileVault
 from app.ids import new_id
@@ -81,17 +82,23 @@ async def find_batch(session: AsyncSession, tenant_id: str, batch_id: str) -> Ba
 
 
 async def cancel_batch(
-    session: AsyncSession, tenant_id: str, batch_id: str, now: datetime
+    session: AsyncSession,
+    tenant_id: str,
+    batch_id: str,
+    now: datetime,
+    *,
+    if_match: str | None = None,
 ) -> Batch:
     """No more lines are begun; those that run come to their end. A second call changes nothing.
 
-    Raises NotFoundError, BadRequestError (`batch_not_cancellable`).
+    Raises NotFoundError, BadRequestError (`batch_not_cancellable`), and as `check_etag`.
     """
     found = await find_batch(session, tenant_id, batch_id)
     batches = BatchRepository(session, tenant_id)
     batch = await batches.lock(found.id)
     if batch is None:  # deleted while we waited for the lock
         raise NotFoundError("No such batch.", param="batch")
+    check_etag(BatchView.of(batch).etag, if_match)
     if batch.status in _CANCELLABLE:
         batch.status, batch.cancelling_at = "cancelling", now
         await session.flush()

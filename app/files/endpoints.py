@@ -17,6 +17,7 @@ from app.auth import Principal, require_inference
 from app.bodies import Deleted
 from app.context import Context
 from app.db import tenant_scope
+from app.etags import IfMatch
 from app.files import service
 from app.files.repository import FileRepository
 from app.files.schemas import FileView
@@ -88,10 +89,16 @@ async def get_file_content(
 
 @router.delete("/{file}")
 async def delete_file(
-    file: str, principal: InferencePrincipal, session: RequestSession, context: Context
+    file: str,
+    principal: InferencePrincipal,
+    session: RequestSession,
+    context: Context,
+    if_match: IfMatch = None,
 ) -> Deleted:
     await tenant_scope(session, principal.tenant_id)
-    deleted = await service.delete_file(session, principal.tenant_id, file, context.now())
+    deleted = await service.delete_file(
+        session, principal.tenant_id, file, context.now(), if_match=if_match
+    )
     return Deleted(id=deleted.id, object="file")
 
 

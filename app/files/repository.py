@@ -61,6 +61,15 @@ class FileRepository:
             )
         )
 
+    async def lock_file(self, file_id: str) -> StoredFile | None:
+        """The row, locked and read afresh."""
+        return await self._session.scalar(
+            select(StoredFile)
+            .where(StoredFile.tenant_id == self._tenant_id, StoredFile.id == file_id)
+            .with_for_update()
+            .execution_options(populate_existing=True)
+        )
+
     async def list_page(
         self, *, after: str | None, limit: int, is_ascending: bool, purpose: str | None
     ) -> list[StoredFile]:

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from app.bodies import Body, Timestamp
+from app.etags import Tagged
 from app.files.tables import StoredFile
 from app.validation import request_error
 
@@ -45,7 +46,9 @@ class FileFields(Body):
             raise request_error(error) from error
 
 
-class FileView(BaseModel):
+class FileView(Tagged):
+    """OpenAI's, and an etag."""
+
     id: str
     object: Literal["file"] = "file"
     bytes: int

@@ -23,6 +23,7 @@ from app.batches.repository import is_input_in_use
 from app.context import AppContext
 from app.db import tenant_scope
 from app.errors import ApiError, BadRequestError, NotFoundError, PermissionDeniedError
+from app.etags import check_etag
 from app.files.form import FileForm
 from app.files.receive import file_chunks, refuse_by_headers
 from app.files.repository import FileRepository
@@ -175,10 +176,20 @@ async def find_file(
 
 
 async def delete_file(
-    session: AsyncSession, tenant_id: str, file_id: str, now: datetime
+    session: AsyncSession,
+    tenant_id: str,
+    file_id: str,
+    now: datetime,
+    *,
+    if_match: str | None = None,
 ) -> StoredFile:
-    """Raises NotFoundError, BadRequestError (`file_in_use`) while a batch reads it."""
-    file = await find_file(session, tenant_id, file_id, now)
+    """Raises NotFoundError, BadRequestError (`file_in_use`) while a batch reads it, and as
+    `check_etag`."""
+    found = await find_file(session, tenant_id, file_id, now)
+    file = await FileRepository(session, tenant_id).lock_file(found.id)
+    if file is None:  # deleted while we waited for the lock
+        raise NotFoundError("No such file.", param="file")
+    check_etag(FileView.of(file).etag, if_match)
     if await is_input_in_use(session, tenant_id, file.id):
         raise BadRequestError(
             "A batch that has not ended reads this file. Cancel it first.",

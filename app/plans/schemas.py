@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, Field
 
 from app.bodies import Body, Timestamp
-from app.etags import etag_of
+from app.etags import Tagged
 from app.plans.limits import Limit, Mode, Scope, Terms
 from app.tables import Plan
 from app.uploads.quotas import QuotaInForce
@@ -77,7 +77,7 @@ class PlanCreate(PlanPut):
     name: str
 
 
-class PlanView(BaseModel):
+class PlanView(Tagged):
     object: Literal["plan"] = "plan"
     id: str
     name: str
@@ -86,11 +86,10 @@ class PlanView(BaseModel):
     reserved_share: float | None
     allows_priority: bool | None
     created: Timestamp
-    etag: str
 
     @classmethod
     def of(cls, plan: Plan) -> Self:
-        view = cls(
+        return cls(
             id=plan.id,
             name=plan.name,
             limits=plan.limits,
@@ -98,9 +97,7 @@ class PlanView(BaseModel):
             reserved_share=plan.reserved_share,
             allows_priority=plan.allows_priority,
             created=plan.created_at,
-            etag="",
         )
-        return view.model_copy(update={"etag": etag_of(view.model_dump(mode="json"))})
 
 
 class TenantLimitsPut(PlanPut):
@@ -135,23 +132,17 @@ class LimitView(BaseModel):
         )
 
 
-class LimitsView(BaseModel):
+class LimitsView(Tagged):
     """What is set here, and what is in force because of it and of all else."""
 
     object: Literal["limits"] = "limits"
     limits: dict[str, Any]
     in_force: list[LimitView]
-    etag: str
 
     @classmethod
     def of_subject(cls, stored: dict[str, Any], in_force: Iterable[Limit]) -> Self:
         """Of a key or an adapter."""
-        shown = cls(limits=stored, in_force=[LimitView.of(each) for each in in_force], etag="")
-        return shown.tagged()
-
-    def tagged(self) -> Self:
-        """The same with its etag."""
-        return self.model_copy(update={"etag": etag_of(self.model_dump(mode="json"))})
+        return cls(limits=stored, in_force=[LimitView.of(each) for each in in_force])
 
 
 class QuotaView(BaseModel):
@@ -177,7 +168,7 @@ class TenantLimitsView(LimitsView):
         terms: Terms,
         quotas: Iterable[QuotaInForce],
     ) -> Self:
-        view = cls(
+        return cls(
             limits=stored,
             in_force=[LimitView.of(each) for each in terms.limits],
             plan=None if plan is None else plan.name,
@@ -187,6 +178,4 @@ class TenantLimitsView(LimitsView):
             quotas=[
                 QuotaView(quota=each.quota, limit=each.limit, source=each.source) for each in quotas
             ],
-            etag="",
         )
-        return view.tagged()

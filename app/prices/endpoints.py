@@ -8,6 +8,7 @@ from app.audit.trail import Trail
 from app.auth import require_operator
 from app.bodies import Deleted
 from app.context import Context
+from app.etags import IfMatch
 from app.idempotency.once import Once
 from app.pages import Page, Paging
 from app.prices import service
@@ -37,6 +38,8 @@ async def get_price(price: str, session: RequestSession) -> PriceView:
 
 
 @router.delete("/{price}")
-async def delete_price(price: str, session: RequestSession, trail: Trail) -> Deleted:
-    deleted = await service.delete_price(session, price, trail)
+async def delete_price(
+    price: str, session: RequestSession, trail: Trail, if_match: IfMatch = None
+) -> Deleted:
+    deleted = await service.delete_price(session, price, trail, if_match=if_match)
     return Deleted(id=deleted.id, object="price")

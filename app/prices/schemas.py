@@ -9,9 +9,10 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, Field, StringConstraints
+from pydantic import Field, StringConstraints
 
 from app.bodies import Body, Line, Timestamp
+from app.etags import Tagged
 from app.prices.tables import Price
 from app.usage.schemas import decimal_text
 
@@ -37,7 +38,7 @@ class PriceCreate(Body):
     effective_at: Annotated[int, Field(ge=0, le=MAX_TIME)] | None = None
 
 
-class PriceView(BaseModel):
+class PriceView(Tagged):
     object: Literal["price"] = "price"
     id: str
     tenant_id: str | None

@@ -14,6 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from app.audit.trail import AuditTrail
 from app.db import operator_scope, tenant_scope
 from app.errors import ConflictError, NotFoundError, UnprocessableError
+from app.etags import check_etag
 from app.ids import new_id
 from app.prices.repository import PriceRepository
 from app.prices.schemas import PriceCreate, PriceView
@@ -72,9 +73,15 @@ async def list_prices(session: AsyncSession, after: str | None, limit: int) -> l
     return await PriceRepository(session).list_page(after, limit)
 
 
-async def delete_price(session: AsyncSession, price_id: str, trail: AuditTrail) -> Price:
-    """Take back a price that is not in force yet. Raises NotFoundError, ConflictError."""
+async def delete_price(
+    session: AsyncSession, price_id: str, trail: AuditTrail, *, if_match: str | None = None
+) -> Price:
+    """Take back a price that is not in force yet.
+
+    Raises NotFoundError, ConflictError, and as `check_etag`.
+    """
     price = await find_price(session, price_id)
+    check_etag(PriceView.of(price).etag, if_match)  # nothing is locked: no price ever changes
     if price.effective_at <= trail.at:
         raise ConflictError(
             "The price has been in force; another one can follow it.", code="price_in_force"

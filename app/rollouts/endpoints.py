@@ -17,6 +17,7 @@ from app.completions.trial import trials_of
 from app.context import Context
 from app.db import tenant_scope
 from app.errors import UnavailableError
+from app.etags import IfMatch
 from app.idempotency.once import Idempotency, OnceReceived
 from app.pages import Page, Paging
 from app.rollouts import service
@@ -87,38 +88,49 @@ async def preview_rollout(
 
 @rollout_router.post("/{rollout}/pause")
 async def pause_rollout(
-    adapter: str, rollout: str, owned: OwnedSession, trail: Trail
+    adapter: str, rollout: str, owned: OwnedSession, trail: Trail, if_match: IfMatch = None
 ) -> RolloutView:
     return RolloutView.of(
-        await service.pause_rollout(owned.session, owned.tenant_id, adapter, rollout, trail)
+        await service.pause_rollout(
+            owned.session, owned.tenant_id, adapter, rollout, trail, if_match=if_match
+        )
     )
 
 
 @rollout_router.post("/{rollout}/resume")
 async def resume_rollout(
-    adapter: str, rollout: str, owned: OwnedSession, context: Context, trail: Trail
+    adapter: str,
+    rollout: str,
+    owned: OwnedSession,
+    context: Context,
+    trail: Trail,
+    if_match: IfMatch = None,
 ) -> RolloutView:
     golden = GoldenIntake.of(context)
     return RolloutView.of(
         await service.resume_rollout(
-            owned.session, owned.tenant_id, adapter, rollout, golden, trail
+            owned.session, owned.tenant_id, adapter, rollout, golden, trail, if_match=if_match
         )
     )
 
 
 @rollout_router.post("/{rollout}/promote")
 async def promote_rollout(
-    adapter: str, rollout: str, owned: OwnedSession, trail: Trail
+    adapter: str, rollout: str, owned: OwnedSession, trail: Trail, if_match: IfMatch = None
 ) -> RolloutView:
     return RolloutView.of(
-        await service.promote_rollout(owned.session, owned.tenant_id, adapter, rollout, trail)
+        await service.promote_rollout(
+            owned.session, owned.tenant_id, adapter, rollout, trail, if_match=if_match
+        )
     )
 
 
 @rollout_router.post("/{rollout}/cancel")
 async def cancel_rollout(
-    adapter: str, rollout: str, owned: OwnedSession, trail: Trail
+    adapter: str, rollout: str, owned: OwnedSession, trail: Trail, if_match: IfMatch = None
 ) -> RolloutView:
     return RolloutView.of(
-        await service.cancel_rollout(owned.session, owned.tenant_id, adapter, rollout, trail)
+        await service.cancel_rollout(
+            owned.session, owned.tenant_id, adapter, rollout, trail, if_match=if_match
+        )
     )

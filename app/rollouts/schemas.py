@@ -11,6 +11,7 @@ from pydantic import BaseModel, Field, model_validator
 from app.adapters.alias_schemas import VersionName
 from app.adapters.weighted import WHOLE, StickyBy
 from app.bodies import Body, Line, Timestamp
+from app.etags import Tagged
 from app.rollouts.decision import Decision, golden_outcome, share_of
 from app.rollouts.gates import MIN_SAMPLES, Finding, Gate, Interval, Metric
 from app.rollouts.golden import GOLDEN, GoldenOutcome
@@ -99,10 +100,11 @@ class GoldenView(BaseModel):
         )
 
 
-class RolloutView(BaseModel):
+class RolloutView(Tagged):
     """`share`: of the candidate, in percent. `verdict`: why it ended or was paused by itself.
 
-    `golden`: what came of the golden prompts, once they were asked.
+    `golden`: what came of the golden prompts, once they were asked. All of it is its state: whoever
+    promotes means the step that was looked at.
     """
 
     object: Literal["rollout"] = "rollout"

@@ -23,6 +23,7 @@ from app.adapters.versions_repository import VersionRepository
 from app.adapters.weighted import WHOLE
 from app.audit.trail import AuditTrail
 from app.errors import ConflictError, NotFoundError
+from app.etags import check_etag
 from app.ids import new_id
 from app.rollouts.decision import share_of
 from app.rollouts.golden_intake import GoldenIntake
@@ -99,10 +100,16 @@ async def find_rollout(
 
 
 async def pause_rollout(
-    session: AsyncSession, tenant_id: str, adapter: str, rollout_id: str, trail: AuditTrail
+    session: AsyncSession,
+    tenant_id: str,
+    adapter: str,
+    rollout_id: str,
+    trail: AuditTrail,
+    *,
+    if_match: str | None = None,
 ) -> Rollout:
     """Leave the alias as it is; the gates do not count meanwhile. A second call changes nothing."""
-    _, rollout = await _lock_open(session, tenant_id, adapter, rollout_id)
+    _, rollout = await _lock_open(session, tenant_id, adapter, rollout_id, if_match)
     if rollout.state == "paused":
         return rollout
     before = RolloutView.of(rollout)
@@ -117,12 +124,14 @@ async def resume_rollout(
     rollout_id: str,
     golden: GoldenIntake,
     trail: AuditTrail,
+    *,
+    if_match: str | None = None,
 ) -> Rollout:
     """Go on where it was, on new samples. A second call changes nothing.
 
     Raises also as `GoldenIntake.take_again`.
     """
-    _, rollout = await _lock_open(session, tenant_id, adapter, rollout_id)
+    _, rollout = await _lock_open(session, tenant_id, adapter, rollout_id, if_match)
     if rollout.state == "running":
         return rollout
     before = RolloutView.of(rollout)
@@ -136,10 +145,16 @@ async def resume_rollout(
 
 
 async def promote_rollout(
-    session: AsyncSession, tenant_id: str, adapter: str, rollout_id: str, trail: AuditTrail
+    session: AsyncSession,
+    tenant_id: str,
+    adapter: str,
+    rollout_id: str,
+    trail: AuditTrail,
+    *,
+    if_match: str | None = None,
 ) -> Rollout:
     """All requests go to the candidate now, whatever gates say."""
-    row, rollout = await _lock_open(session, tenant_id, adapter, rollout_id)
+    row, rollout = await _lock_open(session, tenant_id, adapter, rollout_id, if_match)
     before = RolloutView.of(rollout)
     await _share(session, row, rollout, WHOLE, trail)
     _finish(rollout, "succeeded", trail.at)
@@ -147,10 +162,16 @@ async def promote_rollout(
 
 
 async def cancel_rollout(
-    session: AsyncSession, tenant_id: str, adapter: str, rollout_id: str, trail: AuditTrail
+    session: AsyncSession,
+    tenant_id: str,
+    adapter: str,
+    rollout_id: str,
+    trail: AuditTrail,
+    *,
+    if_match: str | None = None,
 ) -> Rollout:
     """All requests go back to where the alias pointed before."""
-    row, rollout = await _lock_open(session, tenant_id, adapter, rollout_id)
+    row, rollout = await _lock_open(session, tenant_id, adapter, rollout_id, if_match)
     before = RolloutView.of(rollout)
     await _share(session, row, rollout, 0, trail)
     _finish(rollout, "cancelled", trail.at)
@@ -232,14 +253,19 @@ def _not_active(version: AdapterVersion | None) -> ConflictError:
 
 
 async def _lock_open(
-    session: AsyncSession, tenant_id: str, adapter_reference: str, rollout_id: str
+    session: AsyncSession,
+    tenant_id: str,
+    adapter_reference: str,
+    rollout_id: str,
+    if_match: str | None,
 ) -> tuple[Adapter, Rollout]:
-    """Raises NotFoundError, or ConflictError (`rollout_over`)."""
+    """Raises NotFoundError, ConflictError (`rollout_over`), and as `check_etag`."""
     found = await find_rollout(session, tenant_id, adapter_reference, rollout_id)
     adapter = await lock_adapter(session, tenant_id, adapter_reference)
     rollout = await RolloutRepository(session, tenant_id).lock(found.id)
     if rollout is None:
         raise NotFoundError("No such rollout.", param="rollout")
+    check_etag(RolloutView.of(rollout).etag, if_match)
     if rollout.state not in OPEN:
         raise ConflictError(
             f"The rollout is {rollout.state.replace('_', ' ')}.",

@@ -48,19 +48,31 @@ async def change_tenant(
 
 @router.post("/{tenant}/suspend")
 async def suspend_tenant(
-    tenant: str, session: RequestSession, trail: Trail, context: Context
+    tenant: str,
+    session: RequestSession,
+    trail: Trail,
+    context: Context,
+    if_match: IfMatch = None,
 ) -> TenantView:
-    suspended = await service.suspend_tenant(session, tenant, trail, now=context.now())
+    suspended = await service.suspend_tenant(
+        session, tenant, trail, now=context.now(), if_match=if_match
+    )
     return TenantView.of(suspended)
 
 
 @router.post("/{tenant}/resume")
-async def resume_tenant(tenant: str, session: RequestSession, trail: Trail) -> TenantView:
-    return TenantView.of(await service.resume_tenant(session, tenant, trail))
+async def resume_tenant(
+    tenant: str, session: RequestSession, trail: Trail, if_match: IfMatch = None
+) -> TenantView:
+    return TenantView.of(await service.resume_tenant(session, tenant, trail, if_match=if_match))
 
 
 @router.delete("/{tenant}")
 async def delete_tenant(
-    tenant: str, session: RequestSession, trail: Trail, erase: bool = False
+    tenant: str,
+    session: RequestSession,
+    trail: Trail,
+    erase: bool = False,
+    if_match: IfMatch = None,
 ) -> TenantDeleted:
-    return await service.delete_tenant(session, tenant, trail, erase=erase)
+    return await service.delete_tenant(session, tenant, trail, erase=erase, if_match=if_match)

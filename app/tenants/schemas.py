@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, Field, model_validator
 
 from app.bodies import Body, Labels, Line, Timestamp
-from app.etags import etag_of
+from app.etags import Tagged
 from app.plans.schemas import Limits
 from app.tables import Tenant
 
@@ -53,7 +53,7 @@ class TenantPatch(Body):
     data_policy: DataPolicy = DataPolicy()
 
 
-class TenantView(BaseModel):
+class TenantView(Tagged):
     object: Literal["tenant"] = "tenant"
     id: str
     slug: str
@@ -66,11 +66,10 @@ class TenantView(BaseModel):
     data_policy: DataPolicy
     created: Timestamp
     suspended_at: Timestamp | None
-    etag: str
 
     @classmethod
     def of(cls, tenant: Tenant) -> Self:
-        view = cls(
+        return cls(
             id=tenant.id,
             slug=tenant.slug,
             status="active" if tenant.suspended_at is None else "suspended",
@@ -84,9 +83,7 @@ class TenantView(BaseModel):
             ),
             created=tenant.created_at,
             suspended_at=tenant.suspended_at,
-            etag="",
         )
-        return view.model_copy(update={"etag": etag_of(view.model_dump(mode="json"))})
 
 
 class TenantDeleted(BaseModel):

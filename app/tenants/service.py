@@ -90,9 +90,8 @@ async def change_tenant(
     trail: AuditTrail,
 ) -> Tenant:
     """Raises NotFoundError, ConflictError (`name_conflict`), or as `check_etag`."""
-    tenant = await _lock_tenant(session, reference)
+    tenant = await _lock_tenant(session, reference, if_match)
     before = TenantView.of(tenant)
-    check_etag(before.etag, if_match)
     sent = patch.model_fields_set
     if "external_id" in sent:
         tenant.external_id = patch.external_id
@@ -113,10 +112,18 @@ async def change_tenant(
 
 
 async def suspend_tenant(
-    session: AsyncSession, reference: str, trail: AuditTrail, *, now: datetime
+    session: AsyncSession,
+    reference: str,
+    trail: AuditTrail,
+    *,
+    now: datetime,
+    if_match: str | None = None,
 ) -> Tenant:
-    """Refuse its new requests; those that run finish. A second call changes nothing."""
-    tenant = await _lock_tenant(session, reference)
+    """Refuse its new requests; those that run finish. A second call changes nothing.
+
+    This, and what follows, raises as `check_etag` too.
+    """
+    tenant = await _lock_tenant(session, reference, if_match)
     if tenant.suspended_at is None:
         before = TenantView.of(tenant)
         tenant.suspended_at = now
@@ -125,9 +132,11 @@ async def suspend_tenant(
     return tenant
 
 
-async def resume_tenant(session: AsyncSession, reference: str, trail: AuditTrail) -> Tenant:
+async def resume_tenant(
+    session: AsyncSession, reference: str, trail: AuditTrail, *, if_match: str | None = None
+) -> Tenant:
     """Take its requests again. A second call changes nothing."""
-    tenant = await _lock_tenant(session, reference)
+    tenant = await _lock_tenant(session, reference, if_match)
     if tenant.suspended_at is not None:
         before = TenantView.of(tenant)
         tenant.suspended_at = None
@@ -137,13 +146,18 @@ async def resume_tenant(session: AsyncSession, reference: str, trail: AuditTrail
 
 
 async def delete_tenant(
-    session: AsyncSession, reference: str, trail: AuditTrail, *, erase: bool
+    session: AsyncSession,
+    reference: str,
+    trail: AuditTrail,
+    *,
+    erase: bool,
+    if_match: str | None = None,
 ) -> TenantDeleted:
     """Forget a tenant and all it owns; a worker removes its adapters' and its files' bytes.
 
     Those of requests that still run stay for `REMOVAL_DELAY_S`, unless they are to be erased now.
     """
-    tenant = await _lock_tenant(session, reference)
+    tenant = await _lock_tenant(session, reference, if_match)
     before = TenantView.of(tenant)
     tenants = TenantRepository(session)
     delay_s = 0 if erase else REMOVAL_DELAY_S
@@ -163,11 +177,12 @@ async def delete_tenant(
     return deleted
 
 
-async def _lock_tenant(session: AsyncSession, reference: str) -> Tenant:
+async def _lock_tenant(session: AsyncSession, reference: str, if_match: str | None) -> Tenant:
     found = await find_tenant(session, reference)
     tenant = await TenantRepository(session).lock(found.id)
     if tenant is None:  # deleted while we waited for the lock
         raise NotFoundError("No such tenant.", param="tenant")
+    check_etag(TenantView.of(tenant).etag, if_match)
     return tenant
 
 

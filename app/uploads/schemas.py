@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BaseModel, Field
 
 from app.bodies import Body, Timestamp
+from app.etags import Tagged
 from app.uploads.layout import file_parts
 from app.uploads.tables import Upload, UploadPart
 
@@ -69,8 +70,14 @@ class UploadFileView(BaseModel):
     received: list[int]
 
 
-class UploadView(BaseModel):
-    """`state`: uploading, completing, completed, rejected, cancelled or expired."""
+class UploadView(Tagged):
+    """`state`: uploading, completing, completed, rejected, cancelled or expired.
+
+    What was declared never changes, parts come in all the time, and their URLs are as the request
+    named the adapter: the etag is of the rest.
+    """
+
+    stateless: ClassVar = frozenset({"files"})
 
     object: Literal["adapter.upload"] = "adapter.upload"
     id: str

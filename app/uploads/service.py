@@ -16,12 +16,13 @@ from app.adapters.service import find_adapter
 from app.adapters.unexpected_files import refuse_unexpected
 from app.audit.trail import AuditTrail
 from app.errors import ApiError, BadRequestError, ConflictError, NotFoundError, UnprocessableError
+from app.etags import check_etag
 from app.ids import new_id
 from app.receiving import too_large
 from app.settings import Settings
 from app.uploads.quotas import Quotas
 from app.uploads.repository import UploadRepository
-from app.uploads.schemas import UploadCreate
+from app.uploads.schemas import UploadCreate, UploadView
 from app.uploads.tables import Upload
 from lora.store import CONFIG_FILE, WEIGHTS_FILE
 
@@ -79,11 +80,14 @@ async def find_upload(
     return upload
 
 
-async def lock_upload(session: AsyncSession, tenant_id: str, upload_id: str) -> Upload:
-    """Raises NotFoundError where the upload is gone since it was found."""
+async def lock_upload(
+    session: AsyncSession, tenant_id: str, upload_id: str, *, if_match: str | None = None
+) -> Upload:
+    """Raises NotFoundError where the upload is gone since it was found, and as `check_etag`."""
     upload = await UploadRepository(session, tenant_id).lock(upload_id)
     if upload is None:
         raise NotFoundError("No such upload.", param="upload")
+    check_etag(UploadView.of(upload, [], "").etag, if_match)
     return upload
 
 
@@ -93,10 +97,12 @@ async def cancel_upload(
     adapter_reference: str,
     upload_id: str,
     trail: AuditTrail,
+    *,
+    if_match: str | None = None,
 ) -> Upload:
     """A worker removes the parts. A second call changes nothing."""
     await find_upload(session, tenant_id, adapter_reference, upload_id)
-    upload = await lock_upload(session, tenant_id, upload_id)
+    upload = await lock_upload(session, tenant_id, upload_id, if_match=if_match)
     if upload.state == "cancelled":
         return upload
     check_open(upload, trail.at)
