@@ -28,7 +28,7 @@ from app.context import Context
 from app.db import tenant_scope
 from app.errors import UnavailableError
 from app.etags import IfMatch
-from app.pages import Page, Paging
+from app.pages import LatestFirst, Page
 from engine.transport.errors import QueueUnavailableError
 
 MAX_WAIT_S = 60.0
@@ -82,11 +82,11 @@ async def put_alias(
 
 @alias_router.get("/{alias}/history")
 async def list_changes(
-    adapter: str, alias: str, owned: OwnedSession, paging: Paging
+    adapter: str, alias: str, owned: OwnedSession, paging: LatestFirst
 ) -> Page[AliasChangeView]:
     row = await service.find_adapter(owned.session, owned.tenant_id, adapter)
     changes = await AliasRepository(owned.session, owned.tenant_id).list_changes(
-        row.id, alias, paging.after, paging.num_rows
+        row.id, alias, paging
     )
     return paging.page(changes, AliasChangeView.of)
 

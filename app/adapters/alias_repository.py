@@ -19,6 +19,7 @@ from sqlalchemy.orm import aliased
 from app.adapters.tables import AliasChange, AliasTarget
 from app.adapters.weighted import WHOLE
 from app.ids import new_id
+from app.pages import PageQuery
 from app.tables import AdapterAlias, AdapterVersion
 
 SYSTEM = "system"  # who points `prod` at an adapter's first version
@@ -182,20 +183,12 @@ class AliasRepository:
             .limit(1)
         )
 
-    async def list_changes(
-        self, adapter_id: str, alias: str, after: str | None, limit: int
-    ) -> list[AliasChange]:
-        """The latest first."""
-        query = self._changes(adapter_id, alias)
-        if after is not None:
-            seq = self._changes(adapter_id, alias).where(AliasChange.id == after)
-            query = query.where(
-                AliasChange.seq
-                < seq.with_only_columns(AliasChange.seq).correlate(None).scalar_subquery()
-            )
-        return list(
-            await self._session.scalars(query.order_by(AliasChange.seq.desc()).limit(limit))
-        )
+    async def list_changes(self, adapter_id: str, alias: str, page: PageQuery) -> list[AliasChange]:
+        """In the order in which they were made, or the other way round."""
+        last = self._changes(adapter_id, alias).where(AliasChange.id == page.after)
+        seq = last.with_only_columns(AliasChange.seq).correlate(None).scalar_subquery()
+        query = page.narrow(self._changes(adapter_id, alias), AliasChange.seq, after=seq)
+        return list(await self._session.scalars(query))
 
     async def _note(
         self,

@@ -42,7 +42,7 @@ async def create_adapter(
 @router.get("")
 async def list_adapters(owned: OwnedSession, paging: Paging) -> Page[AdapterView]:
     adapters = AdapterRepository(owned.session, owned.tenant_id)
-    rows = await adapters.list_page(paging.after, paging.num_rows)
+    rows = await adapters.list_page(paging)
     aliases = await adapters.aliases_of([row.id for row in rows])
     return paging.page(rows, lambda row: AdapterView.of(row, aliases[row.id]))
 

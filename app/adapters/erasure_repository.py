@@ -9,12 +9,9 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.adapters.tables import Erasure
+from app.pages import PageQuery
 
 
-async def list_erasures(
-    session: AsyncSession, tenant_id: str, after: str | None, limit: int
-) -> list[Erasure]:
-    query = select(Erasure).where(Erasure.tenant_id == tenant_id)
-    if after is not None:
-        query = query.where(Erasure.id > after)
-    return list(await session.scalars(query.order_by(Erasure.id).limit(limit)))
+async def list_erasures(session: AsyncSession, tenant_id: str, page: PageQuery) -> list[Erasure]:
+    query = page.narrow(select(Erasure).where(Erasure.tenant_id == tenant_id), Erasure.id)
+    return list(await session.scalars(query))

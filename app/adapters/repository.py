@@ -12,6 +12,7 @@ from sqlalchemy import Select, delete, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from app.pages import PageQuery
 from app.tables import Adapter, AdapterAlias, AdapterVersion
 
 
@@ -60,11 +61,9 @@ class AdapterRepository:
             .execution_options(populate_existing=True)
         )
 
-    async def list_page(self, after: str | None, limit: int) -> list[Adapter]:
-        query = self._adapters()
-        if after is not None:
-            query = query.where(Adapter.id > after)
-        return list(await self._session.scalars(query.order_by(Adapter.id).limit(limit)))
+    async def list_page(self, page: PageQuery) -> list[Adapter]:
+        query = page.narrow(self._adapters(), Adapter.id)
+        return list(await self._session.scalars(query))
 
     async def remove(self, adapter_id: str) -> None:
         await self._session.execute(

@@ -130,5 +130,5 @@ async def probe_version(
 
 @residency_router.get("/erasures")
 async def get_erasures(owned: OwnedSession, paging: Paging) -> Page[ErasureView]:
-    rows = await list_erasures(owned.session, owned.tenant_id, paging.after, paging.num_rows)
+    rows = await list_erasures(owned.session, owned.tenant_id, paging)
     return paging.page(rows, ErasureView.of)

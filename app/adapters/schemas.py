@@ -5,9 +5,10 @@ from __future__ import annotations
 from datetime import date
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from app.bodies import Body, Labels, Line, Timestamp
+from app.etags import Tagged
 from app.tables import Adapter, AdapterVersion
 
 Day = date
@@ -28,7 +29,7 @@ class DeprecatePost(Body):
     date: Day | None = None
 
 
-class AdapterView(BaseModel):
+class AdapterView(Tagged):
     object: Literal["adapter"] = "adapter"
     id: str
     tenant_id: str
@@ -53,7 +54,7 @@ class AdapterView(BaseModel):
         )
 
 
-class VersionView(BaseModel):
+class VersionView(Tagged):
     """`state`: one of `app.adapters.states`. `report` lists all that was found.
 
     `shutdown_date`: from that day on (UTC) a deprecated version is not served.

@@ -21,6 +21,7 @@ from app.audit.trail import Trail
 from app.bodies import Deleted
 from app.context import Context
 from app.db import tenant_scope
+from app.etags import IfMatch
 from app.pages import Page, Paging
 
 DAY_S = 86_400
@@ -61,7 +62,7 @@ async def create_version(
 async def list_versions(adapter: str, owned: OwnedSession, paging: Paging) -> Page[VersionView]:
     row = await service.find_adapter(owned.session, owned.tenant_id, adapter)
     versions = VersionRepository(owned.session, owned.tenant_id)
-    rows = await versions.list_page(row.id, paging.after, paging.num_rows)
+    rows = await versions.list_page(row.id, paging)
     return paging.page(rows, VersionView.of)
 
 
@@ -78,10 +79,12 @@ async def get_version(
 
 @version_router.post("/{version}/activate")
 async def activate_version(
-    adapter: str, version: str, owned: OwnedSession, trail: Trail
+    adapter: str, version: str, owned: OwnedSession, trail: Trail, if_match: IfMatch = None
 ) -> VersionView:
     return VersionView.of(
-        await lifecycle.activate_version(owned.session, owned.tenant_id, adapter, version, trail)
+        await lifecycle.activate_version(
+            owned.session, owned.tenant_id, adapter, version, trail, if_match=if_match
+        )
     )
 
 
@@ -92,31 +95,45 @@ async def deprecate_version(
     owned: OwnedSession,
     trail: Trail,
     body: DeprecatePost | None = None,
+    if_match: IfMatch = None,
 ) -> VersionView:
     day = None if body is None else body.date
     return VersionView.of(
         await lifecycle.deprecate_version(
-            owned.session, owned.tenant_id, adapter, version, day, trail
+            owned.session, owned.tenant_id, adapter, version, day, trail, if_match=if_match
         )
     )
 
 
 @version_router.post("/{version}/archive")
 async def archive_version(
-    adapter: str, version: str, owned: OwnedSession, trail: Trail
+    adapter: str, version: str, owned: OwnedSession, trail: Trail, if_match: IfMatch = None
 ) -> VersionView:
     return VersionView.of(
-        await lifecycle.archive_version(owned.session, owned.tenant_id, adapter, version, trail)
+        await lifecycle.archive_version(
+            owned.session, owned.tenant_id, adapter, version, trail, if_match=if_match
+        )
     )
 
 
 @version_router.post("/{version}/restore")
 async def restore_version(
-    adapter: str, version: str, owned: OwnedSession, context: Context, trail: Trail
+    adapter: str,
+    version: str,
+    owned: OwnedSession,
+    context: Context,
+    trail: Trail,
+    if_match: IfMatch = None,
 ) -> VersionView:
     return VersionView.of(
         await lifecycle.restore_version(
-            owned.session, owned.tenant_id, adapter, version, context.store, trail
+            owned.session,
+            owned.tenant_id,
+            adapter,
+            version,
+            context.store,
+            trail,
+            if_match=if_match,
         )
     )
 
@@ -129,6 +146,7 @@ async def remove_version(
     owned: OwnedSession,
     context: Context,
     trail: Trail,
+    if_match: IfMatch = None,
 ) -> Deleted:
     """Until its bytes go it may be restored."""
     deleted = await delete_version(
@@ -139,5 +157,6 @@ async def remove_version(
         how,
         trail,
         retained_s=DAY_S * context.settings.adapter_retention_days,
+        if_match=if_match,
     )
     return Deleted(id=deleted.id, object="adapter.version")

@@ -11,6 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.adapters.states import DELETED, DELETING, GONE, NEEDS_BYTES, REJECTED
 from app.db import lock_name
+from app.pages import PageQuery
 from app.tables import AdapterJob, AdapterVersion
 
 
@@ -62,13 +63,9 @@ class VersionRepository:
             )
         )
 
-    async def list_page(
-        self, adapter_id: str, after: str | None, limit: int
-    ) -> list[AdapterVersion]:
-        query = self._versions(adapter_id)
-        if after is not None:
-            query = query.where(AdapterVersion.id > after)
-        return list(await self._session.scalars(query.order_by(AdapterVersion.id).limit(limit)))
+    async def list_page(self, adapter_id: str, page: PageQuery) -> list[AdapterVersion]:
+        query = page.narrow(self._versions(adapter_id), AdapterVersion.id)
+        return list(await self._session.scalars(query))
 
     async def list_deleting(self, locator: str) -> list[AdapterVersion]:
         """The versions with these bytes that are on their way out, the rows locked."""

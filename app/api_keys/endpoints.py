@@ -67,7 +67,7 @@ async def create_key(body: KeyCreate, asking: Asked, context: Context, once: Onc
 @router.get("")
 async def list_keys(asking: Asked, paging: Paging) -> Page[KeyView]:
     keys = ApiKeyRepository(asking.session, asking.tenant_id)
-    return paging.page(await keys.list_page(paging.after, paging.num_rows), KeyView.of)
+    return paging.page(await keys.list_page(paging), KeyView.of)
 
 
 @router.get("/{key}")

@@ -14,6 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import defer
 
 from app.db import tenant_scope
+from app.pages import PageQuery
 from app.tables import ApiKey, Plan, Tenant
 
 log = structlog.get_logger()
@@ -115,12 +116,10 @@ class ApiKeyRepository:
             .execution_options(populate_existing=True)
         )
 
-    async def list_page(self, after: str | None, limit: int) -> list[ApiKey]:
+    async def list_page(self, page: PageQuery) -> list[ApiKey]:
         """At most `limit` keys in order of creation, those after the id `after`."""
-        query = select(ApiKey).where(ApiKey.tenant_id == self._tenant_id)
-        if after is not None:
-            query = query.where(ApiKey.id > after)
-        return list(await self._session.scalars(query.order_by(ApiKey.id).limit(limit)))
+        query = page.narrow(select(ApiKey).where(ApiKey.tenant_id == self._tenant_id), ApiKey.id)
+        return list(await self._session.scalars(query))
 
     async def remove(self, key_id: str) -> bool:
         deleted = await self._session.scalar(

@@ -17,7 +17,7 @@ from app.auth import require_operator
 from app.context import Context
 from app.db import operator_scope
 from app.errors import BadRequestError
-from app.pages import MAX_PAGE, Page, Paging
+from app.pages import MAX_PAGE, Order, Page, PageQuery, Paging
 from app.session import RequestSession
 
 router = APIRouter(prefix="/audit", dependencies=[Depends(require_operator)])
@@ -30,9 +30,10 @@ async def list_chains(
     session: RequestSession,
     after: Annotated[str | None, Query(pattern=r"^(fleet|ten_[0-9a-z]{26})$")] = None,
     limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 20,
+    order: Order = "asc",
 ) -> HeadList:
     await operator_scope(session)
-    heads = await list_heads(session, after, limit + 1)
+    heads = await list_heads(session, PageQuery(after, limit, order))
     shown = [HeadView.of(head) for head in heads[:limit]]
     return HeadList(
         data=shown,
@@ -44,7 +45,7 @@ async def list_chains(
 @router.get("/{chain}")
 async def list_events(chain: str, session: RequestSession, paging: Paging) -> Page[AuditEventView]:
     chain_id = await service.find_chain(session, chain)
-    rows = await AuditRepository(session, chain_id).list_page(paging.after, paging.num_rows)
+    rows = await AuditRepository(session, chain_id).list_page(paging)
     return paging.page(rows, AuditEventView.of)
 
 

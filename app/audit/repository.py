@@ -17,6 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from app.audit.chain import START, Head, Link
 from app.audit.tables import AuditEvent, AuditHead
 from app.db import registry_unavailable
+from app.pages import PageQuery
 
 _LINKS = """
 SELECT tenant_id, seq, id, recorded_at, actor, request_id, action, target, before, after, mac
@@ -86,17 +87,14 @@ class AuditRepository:
             raise registry_unavailable(error) from error  # SQLAlchemy did not see it
         return [Link(*row) for row in rows]
 
-    async def list_page(self, after: str | None, limit: int) -> list[AuditEvent]:
-        query = select(AuditEvent).where(AuditEvent.tenant_id == self._tenant_id)
-        if after is not None:
-            query = query.where(AuditEvent.id > after)
-        return list(await self._session.scalars(query.order_by(AuditEvent.id).limit(limit)))
+    async def list_page(self, page: PageQuery) -> list[AuditEvent]:
+        query = page.narrow(
+            select(AuditEvent).where(AuditEvent.tenant_id == self._tenant_id), AuditEvent.id
+        )
+        return list(await self._session.scalars(query))
 
 
-async def list_heads(session: AsyncSession, after: str | None, limit: int) -> list[Head]:
+async def list_heads(session: AsyncSession, page: PageQuery) -> list[Head]:
     """The heads of all chains, by their tenants' ids. In the operator's scope."""
-    query = select(*_HEAD)
-    if after is not None:
-        query = query.where(AuditHead.tenant_id > after)
-    rows = await session.execute(query.order_by(AuditHead.tenant_id).limit(limit))
+    rows = await session.execute(page.narrow(select(*_HEAD), AuditHead.tenant_id))
     return [Head(*row) for row in rows]

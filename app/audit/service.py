@@ -16,6 +16,7 @@ from app.audit.chain import Verifier
 from app.audit.repository import AuditRepository, list_heads
 from app.audit.trail import FLEET, TENANT_CREATED
 from app.db import operator_scope, tenant_scope
+from app.pages import PageQuery
 from app.tenants.service import find_tenant
 
 BATCH = 5000
@@ -68,7 +69,7 @@ async def _chains(session: AsyncSession) -> set[str]:
     await operator_scope(session)
     found: set[str] = set()
     after = None
-    while heads := await list_heads(session, after, BATCH):
+    while heads := await list_heads(session, PageQuery(after, BATCH)):
         found |= {head.tenant_id for head in heads}
         after = heads[-1].tenant_id
     return found

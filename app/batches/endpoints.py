@@ -15,7 +15,7 @@ from app.db import tenant_scope
 from app.etags import IfMatch
 from app.files.service import vault_of
 from app.idempotency.once import Once
-from app.pages import MAX_PAGE, Page, PageQuery
+from app.pages import MAX_PAGE, Order, Page, PageQuery
 from app.session import RequestSession
 
 router = APIRouter(prefix="/batches")
@@ -44,10 +44,11 @@ async def list_batches(
     session: RequestSession,
     after: After = None,
     limit: Limit = 20,
+    order: Order = "desc",
 ) -> Page[BatchView]:
     await tenant_scope(session, principal.tenant_id)
-    page = PageQuery(after, limit)
-    rows = await BatchRepository(session, principal.tenant_id).list_page(after, page.num_rows)
+    page = PageQuery(after, limit, order)
+    rows = await BatchRepository(session, principal.tenant_id).list_page(page)
     return page.page(rows, BatchView.of)
 
 

@@ -10,6 +10,7 @@ from sqlalchemy import func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.batches.tables import Batch, BatchClaim
+from app.pages import PageQuery
 
 ENDED = ("failed", "completed", "expired", "cancelled")
 
@@ -44,12 +45,9 @@ class BatchRepository:
             .execution_options(populate_existing=True)
         )
 
-    async def list_page(self, after: str | None, limit: int) -> list[Batch]:
-        """The latest first, those that are older than the one with the id `after`."""
+    async def list_page(self, page: PageQuery) -> list[Batch]:
         query = select(Batch).where(Batch.tenant_id == self._tenant_id)
-        if after is not None:
-            query = query.where(Batch.id < after)
-        return list(await self._session.scalars(query.order_by(Batch.id.desc()).limit(limit)))
+        return list(await self._session.scalars(page.narrow(query, Batch.id)))
 
     async def count_unended(self) -> int:
         query = select(func.count()).select_from(BatchClaim)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Annotated, Literal
+from typing import Annotated
 from urllib.parse import quote
 
 from fastapi import APIRouter, Depends, Query, Request
@@ -23,7 +23,7 @@ from app.files.repository import FileRepository
 from app.files.schemas import FileView
 from app.files.vault import FileVault, SealedBody
 from app.idempotency.once import OnceReceived
-from app.pages import Page, PageQuery
+from app.pages import Order, Page, PageQuery
 from app.session import RequestSession
 
 MAX_PAGE = 10_000  # OpenAI's
@@ -48,14 +48,12 @@ async def list_files(
     session: RequestSession,
     after: After = None,
     limit: Limit = 1000,
-    order: Literal["asc", "desc"] = "desc",
+    order: Order = "desc",
     purpose: Annotated[str | None, Query(max_length=64)] = None,
 ) -> Page[FileView]:
     await tenant_scope(session, principal.tenant_id)
-    page = PageQuery(after, limit)
-    rows = await FileRepository(session, principal.tenant_id).list_page(
-        after=after, limit=page.num_rows, is_ascending=order == "asc", purpose=purpose
-    )
+    page = PageQuery(after, limit, order)
+    rows = await FileRepository(session, principal.tenant_id).list_page(page, purpose=purpose)
     return page.page(rows, FileView.of)
 
 

@@ -16,6 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.db import lock_name, worker_scope
 from app.files.tables import FileRemoval, StoredFile
+from app.pages import PageQuery
 from app.tables import Tenant
 
 
@@ -70,16 +71,11 @@ class FileRepository:
             .execution_options(populate_existing=True)
         )
 
-    async def list_page(
-        self, *, after: str | None, limit: int, is_ascending: bool, purpose: str | None
-    ) -> list[StoredFile]:
+    async def list_page(self, page: PageQuery, *, purpose: str | None) -> list[StoredFile]:
         query = select(StoredFile).where(StoredFile.tenant_id == self._tenant_id)
         if purpose is not None:
             query = query.where(StoredFile.purpose == purpose)
-        if after is not None:
-            query = query.where(StoredFile.id > after if is_ascending else StoredFile.id < after)
-        order = StoredFile.id.asc() if is_ascending else StoredFile.id.desc()
-        return list(await self._session.scalars(query.order_by(order).limit(limit)))
+        return list(await self._session.scalars(page.narrow(query, StoredFile.id)))
 
     async def remove(self, file: StoredFile, now: datetime) -> None:
         """The file is gone; a worker removes its bytes."""

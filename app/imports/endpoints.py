@@ -14,6 +14,7 @@ from app.adapters.tenancy import OwnedSession, TenantId, operator_for_tenant, te
 from app.audit.trail import Trail
 from app.context import Context
 from app.db import tenant_scope
+from app.etags import IfMatch
 from app.idempotency.once import Once
 from app.imports import service
 from app.imports.events import import_events
@@ -43,7 +44,7 @@ async def create_import(
 async def list_imports(adapter: str, owned: OwnedSession, paging: Paging) -> Page[ImportView]:
     row = await find_adapter(owned.session, owned.tenant_id, adapter)
     imports = ImportRepository(owned.session, owned.tenant_id)
-    rows = await imports.list_page(row.id, paging.after, paging.num_rows)
+    rows = await imports.list_page(row.id, paging)
     return paging.page(rows, ImportView.of)
 
 
@@ -69,8 +70,16 @@ async def get_events(
 
 
 @router.post("/{import_id}/cancel")
-async def cancel(adapter: str, import_id: str, owned: OwnedSession, trail: Trail) -> ImportView:
-    job = await service.cancel_import(owned.session, owned.tenant_id, adapter, import_id, trail)
+async def cancel(
+    adapter: str,
+    import_id: str,
+    owned: OwnedSession,
+    trail: Trail,
+    if_match: IfMatch = None,
+) -> ImportView:
+    job = await service.cancel_import(
+        owned.session, owned.tenant_id, adapter, import_id, trail, if_match=if_match
+    )
     return ImportView.of(job)
 
 

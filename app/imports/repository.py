@@ -15,6 +15,7 @@ from sqlalchemy import Select, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.imports.tables import Import
+from app.pages import PageQuery
 
 _OPEN = ("queued", "running")
 
@@ -48,11 +49,9 @@ class ImportRepository:
             .execution_options(populate_existing=True)
         )
 
-    async def list_page(self, adapter_id: str, after: str | None, limit: int) -> list[Import]:
-        query = self._imports().where(Import.adapter_id == adapter_id)
-        if after is not None:
-            query = query.where(Import.id > after)
-        return list(await self._session.scalars(query.order_by(Import.id).limit(limit)))
+    async def list_page(self, adapter_id: str, page: PageQuery) -> list[Import]:
+        query = page.narrow(self._imports().where(Import.adapter_id == adapter_id), Import.id)
+        return list(await self._session.scalars(query))
 
     async def claim(self, import_id: str, now: datetime, lease_until: datetime) -> Import | None:
         """Make the job this worker's; None where it is another's, or has ended."""

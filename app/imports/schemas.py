@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, Field, SecretStr, model_validator
+from pydantic import Field, SecretStr, model_validator
 
 from app.bodies import Body, Label, Line, Timestamp
+from app.etags import Tagged
 from app.imports.sources import MAX_SOURCE_CHARS
 from app.imports.tables import Import
 from app.uploads.schemas import Sha256
@@ -32,8 +33,13 @@ class ImportCreate(Body):
         return self
 
 
-class ImportView(BaseModel):
-    """`state`: queued, running, succeeded, failed or cancelled."""
+class ImportView(Tagged):
+    """`state`: queued, running, succeeded, failed or cancelled.
+
+    How many bytes there are by now is not in its etag.
+    """
+
+    stateless: ClassVar = frozenset({"bytes_done", "bytes_total"})
 
     object: Literal["adapter.import"] = "adapter.import"
     id: str

@@ -22,6 +22,7 @@ from app.errors import (
     PermissionDeniedError,
     UnprocessableError,
 )
+from app.etags import check_etag
 from app.ids import new_id
 from app.imports.repository import ImportRepository
 from app.imports.schemas import ImportCreate, ImportView
@@ -117,12 +118,18 @@ async def cancel_import(
     adapter_reference: str,
     import_id: str,
     trail: AuditTrail,
+    *,
+    if_match: str | None = None,
 ) -> Import:
-    """Whoever runs it stops at its next heartbeat. A second call changes nothing."""
+    """Whoever runs it stops at its next heartbeat. A second call changes nothing.
+
+    Raises NotFoundError, ConflictError (`import_ended`), and as `check_etag`.
+    """
     found = await find_import(session, tenant_id, adapter_reference, import_id)
     job = await ImportRepository(session, tenant_id).lock(found.id)
     if job is None:
         raise NotFoundError("No such import.", param="import")
+    check_etag(ImportView.of(job).etag, if_match)
     if job.state == "cancelled":
         return job
     if job.ended_at is not None:

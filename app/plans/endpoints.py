@@ -46,7 +46,7 @@ async def create_plan(
 
 @plans.get("")
 async def list_plans(session: RequestSession, paging: Paging) -> Page[PlanView]:
-    rows = await service.list_plans(session, paging.after, paging.num_rows)
+    rows = await service.list_plans(session, paging)
     return paging.page(rows, PlanView.of)
 
 

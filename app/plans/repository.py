@@ -12,6 +12,7 @@ from sqlalchemy import ColumnElement, delete, func, select, text, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from app.pages import PageQuery
 from app.tables import ApiKey, Plan, Tenant
 
 _LOCK_SHARES = text("SELECT pg_advisory_xact_lock(:number)")
@@ -36,11 +37,9 @@ class PlanRepository:
     async def get(self, name: str) -> Plan | None:
         return await self._session.scalar(select(Plan).where(Plan.name == name))
 
-    async def list_page(self, after: str | None, limit: int) -> list[Plan]:
-        query = select(Plan)
-        if after is not None:
-            query = query.where(Plan.id > after)
-        return list(await self._session.scalars(query.order_by(Plan.id).limit(limit)))
+    async def list_page(self, page: PageQuery) -> list[Plan]:
+        query = page.narrow(select(Plan), Plan.id)
+        return list(await self._session.scalars(query))
 
     async def is_used(self, plan_id: str) -> bool:
         query = select(Tenant.id).where(Tenant.plan_id == plan_id).limit(1)

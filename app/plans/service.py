@@ -17,6 +17,7 @@ from app.db import operator_scope
 from app.errors import ConflictError, NotFoundError, UnprocessableError
 from app.etags import check_etag
 from app.ids import new_id
+from app.pages import PageQuery
 from app.plans.assignment import check_shares, find_plan, lock_shares
 from app.plans.repository import PlanRepository, lock_shared, plan_of, share_limits
 from app.plans.schemas import (
@@ -53,9 +54,9 @@ async def create_plan(session: AsyncSession, body: PlanCreate, trail: AuditTrail
     return plan
 
 
-async def list_plans(session: AsyncSession, after: str | None, limit: int) -> list[Plan]:
+async def list_plans(session: AsyncSession, page: PageQuery) -> list[Plan]:
     await operator_scope(session)
-    return await PlanRepository(session).list_page(after, limit)
+    return await PlanRepository(session).list_page(page)
 
 
 async def put_plan(

@@ -28,7 +28,7 @@ async def create_price(
 
 @router.get("")
 async def list_prices(session: RequestSession, paging: Paging) -> Page[PriceView]:
-    rows = await service.list_prices(session, paging.after, paging.num_rows)
+    rows = await service.list_prices(session, paging)
     return paging.page(rows, PriceView.of)
 
 

@@ -11,6 +11,7 @@ from sqlalchemy import delete, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from app.pages import PageQuery
 from app.prices.tables import Price
 
 
@@ -38,11 +39,9 @@ class PriceRepository:
     async def get(self, price_id: str) -> Price | None:
         return await self._session.scalar(select(Price).where(Price.id == price_id))
 
-    async def list_page(self, after: str | None, limit: int) -> list[Price]:
-        query = select(Price)
-        if after is not None:
-            query = query.where(Price.id > after)
-        return list(await self._session.scalars(query.order_by(Price.id).limit(limit)))
+    async def list_page(self, page: PageQuery) -> list[Price]:
+        query = page.narrow(select(Price), Price.id)
+        return list(await self._session.scalars(query))
 
     async def remove(self, price_id: str) -> None:
         await self._session.execute(delete(Price).where(Price.id == price_id))

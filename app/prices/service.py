@@ -16,6 +16,7 @@ from app.db import operator_scope, tenant_scope
 from app.errors import ConflictError, NotFoundError, UnprocessableError
 from app.etags import check_etag
 from app.ids import new_id
+from app.pages import PageQuery
 from app.prices.repository import PriceRepository
 from app.prices.schemas import PriceCreate, PriceView
 from app.prices.tables import Price
@@ -68,9 +69,9 @@ async def find_price(session: AsyncSession, price_id: str) -> Price:
     return price
 
 
-async def list_prices(session: AsyncSession, after: str | None, limit: int) -> list[Price]:
+async def list_prices(session: AsyncSession, page: PageQuery) -> list[Price]:
     await operator_scope(session)
-    return await PriceRepository(session).list_page(after, limit)
+    return await PriceRepository(session).list_page(page)
 
 
 async def delete_price(

@@ -59,7 +59,7 @@ async def start_rollout(
 async def list_rollouts(adapter: str, owned: OwnedSession, paging: Paging) -> Page[RolloutView]:
     row = await find_adapter(owned.session, owned.tenant_id, adapter)
     rollouts = RolloutRepository(owned.session, owned.tenant_id)
-    rows = await rollouts.list_page(row.id, paging.after, paging.num_rows)
+    rows = await rollouts.list_page(row.id, paging)
     return paging.page(rows, RolloutView.of)
 
 

@@ -13,6 +13,7 @@ from sqlalchemy import Select, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.db import worker_scope
+from app.pages import PageQuery
 from app.rollouts.tables import Rollout
 
 OPEN = ("running", "paused")
@@ -50,11 +51,9 @@ class RolloutRepository:
             self._rollouts().where(Rollout.id == rollout_id).with_only_columns(Rollout.adapter_id)
         )
 
-    async def list_page(self, adapter_id: str, after: str | None, limit: int) -> list[Rollout]:
-        query = self._rollouts().where(Rollout.adapter_id == adapter_id)
-        if after is not None:
-            query = query.where(Rollout.id > after)
-        return list(await self._session.scalars(query.order_by(Rollout.id).limit(limit)))
+    async def list_page(self, adapter_id: str, page: PageQuery) -> list[Rollout]:
+        query = page.narrow(self._rollouts().where(Rollout.adapter_id == adapter_id), Rollout.id)
+        return list(await self._session.scalars(query))
 
     async def list_open_on(self, version_id: str) -> list[str]:
         """The rollouts from or to a version that are not over."""

@@ -26,7 +26,7 @@ async def create_tenant(
 
 @router.get("")
 async def list_tenants(session: RequestSession, paging: Paging) -> Page[TenantView]:
-    rows = await service.list_tenants(session, paging.after, paging.num_rows)
+    rows = await service.list_tenants(session, paging)
     return paging.page(rows, TenantView.of)
 
 

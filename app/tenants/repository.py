@@ -13,6 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.batches.tables import Batch
 from app.files.tables import StoredFile
+from app.pages import PageQuery
 from app.tables import Adapter, AdapterVersion, ApiKey, Tenant
 from app.tenants.schemas import TenantCreate
 
@@ -57,11 +58,9 @@ class TenantRepository:
             .execution_options(populate_existing=True)
         )
 
-    async def list_page(self, after: str | None, limit: int) -> list[Tenant]:
-        query = select(Tenant)
-        if after is not None:
-            query = query.where(Tenant.id > after)
-        return list(await self._session.scalars(query.order_by(Tenant.id).limit(limit)))
+    async def list_page(self, page: PageQuery) -> list[Tenant]:
+        query = page.narrow(select(Tenant), Tenant.id)
+        return list(await self._session.scalars(query))
 
     async def try_flush(self) -> bool:
         """Write what was changed; False where an external id is another tenant's."""

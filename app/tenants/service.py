@@ -21,6 +21,7 @@ from app.errors import ConflictError, NotFoundError, UnprocessableError
 from app.etags import check_etag
 from app.files.repository import FileRepository
 from app.ids import new_id
+from app.pages import PageQuery
 from app.plans.assignment import check_shares, find_plan, lock_shares
 from app.session import principals_changed
 from app.tables import Tenant
@@ -77,9 +78,9 @@ async def find_tenant(session: AsyncSession, reference: str) -> Tenant:
     return tenant
 
 
-async def list_tenants(session: AsyncSession, after: str | None, limit: int) -> list[Tenant]:
+async def list_tenants(session: AsyncSession, page: PageQuery) -> list[Tenant]:
     await operator_scope(session)
-    return await TenantRepository(session).list_page(after, limit)
+    return await TenantRepository(session).list_page(page)
 
 
 async def change_tenant(

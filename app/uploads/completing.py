@@ -64,8 +64,10 @@ async def complete_upload(
     adapter_reference: str,
     upload_id: str,
     trail: AuditTrail,
+    *,
+    if_match: str | None = None,
 ) -> tuple[AdapterVersion, bool]:
-    """The version, and whether this call made it.
+    """The version, and whether this call made it. Raises as `check_etag` before it is claimed.
 
     Raises ConflictError `upload_incomplete` (with what is missing, by number),
     `upload_already_completed` while another call is at it; 422 `digest_mismatch`; the refusal of
@@ -74,7 +76,7 @@ async def complete_upload(
     async with context.database.session() as session:
         await tenant_scope(session, tenant_id)
         upload = await find_upload(session, tenant_id, adapter_reference, upload_id)
-        upload = await lock_upload(session, tenant_id, upload.id)
+        upload = await lock_upload(session, tenant_id, upload.id, if_match=if_match)
         if upload.state == "completed":
             return await _version_of(session, tenant_id, upload), False
         claimed = await _claim(session, tenant_id, upload, context.now())

@@ -22,6 +22,7 @@ from app.adapters.tenancy import (
 from app.adapters.verified import Wait, wait_until_verified
 from app.audit.trail import Trail
 from app.context import Context
+from app.etags import IfMatch
 from app.idempotency.once import Once
 from app.pages import Page, Paging
 from app.uploads import service
@@ -60,7 +61,7 @@ async def list_uploads(
 ) -> Page[UploadView]:
     row = await find_adapter(owned.session, owned.tenant_id, adapter)
     uploads = UploadRepository(owned.session, owned.tenant_id)
-    rows = await uploads.list_page(row.id, paging.after, paging.num_rows)
+    rows = await uploads.list_page(row.id, paging)
     parts = await uploads.parts_of([upload.id for upload in rows])
     return paging.page(
         rows, lambda upload: UploadView.of(upload, parts[upload.id], _url(request, upload))
@@ -98,21 +99,31 @@ async def complete(
     context: Context,
     trail: Trail,
     wait: Wait = 0,
+    if_match: IfMatch = None,
 ) -> VersionView:
     """202 with the new version; 200 with the same one for each later call.
 
     `wait`: so many seconds for its check to be done.
     """
-    version, is_new = await complete_upload(context, tenant_id, adapter, upload, trail)
+    version, is_new = await complete_upload(
+        context, tenant_id, adapter, upload, trail, if_match=if_match
+    )
     response.status_code = 202 if is_new else 200
     return await wait_until_verified(context, tenant_id, VersionView.of(version), wait)
 
 
 @router.post("/{upload}/cancel")
 async def cancel(
-    adapter: str, upload: str, request: Request, owned: OwnedSession, trail: Trail
+    adapter: str,
+    upload: str,
+    request: Request,
+    owned: OwnedSession,
+    trail: Trail,
+    if_match: IfMatch = None,
 ) -> UploadView:
-    row = await service.cancel_upload(owned.session, owned.tenant_id, adapter, upload, trail)
+    row = await service.cancel_upload(
+        owned.session, owned.tenant_id, adapter, upload, trail, if_match=if_match
+    )
     return await _shown(owned, row, request)
 
 

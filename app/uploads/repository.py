@@ -13,6 +13,7 @@ from sqlalchemy import Select, and_, delete, exists, func, or_, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from app.pages import PageQuery
 from app.tables import Adapter, AdapterVersion
 from app.uploads.tables import Upload, UploadPart
 
@@ -47,11 +48,9 @@ class UploadRepository:
             .execution_options(populate_existing=True)
         )
 
-    async def list_page(self, adapter_id: str, after: str | None, limit: int) -> list[Upload]:
-        query = self._uploads().where(Upload.adapter_id == adapter_id)
-        if after is not None:
-            query = query.where(Upload.id > after)
-        return list(await self._session.scalars(query.order_by(Upload.id).limit(limit)))
+    async def list_page(self, adapter_id: str, page: PageQuery) -> list[Upload]:
+        query = page.narrow(self._uploads().where(Upload.adapter_id == adapter_id), Upload.id)
+        return list(await self._session.scalars(query))
 
     async def parts_of(self, upload_ids: Sequence[str]) -> dict[str, list[UploadPart]]:
         """What was received of each upload, in the order of paths and numbers."""

@@ -12,6 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from app.adapters.repository import AdapterRepository
 from app.api_keys.repository import find_key_by_id
 from app.db import Database, ledger_scope, operator_scope, tenant_scope, worker_scope
+from app.pages import PageQuery
 from app.tables import Adapter
 from tests.builders.operator import Operator, Tenant
 from tests.fixtures.servers import TestDatabase
@@ -126,7 +127,7 @@ async def test_a_query_that_forgets_its_tenant_brings_back_no_foreign_row(
 ) -> None:
     monkeypatch.setattr(AdapterRepository, "_adapters", lambda self: select(Adapter))
     await tenant_scope(session, tenants[0].id)
-    rows = await AdapterRepository(session, tenants[0].id).list_page(None, 10)
+    rows = await AdapterRepository(session, tenants[0].id).list_page(PageQuery(None, 10))
     assert [row.tenant_id for row in rows] == [tenants[0].id]
 
 
@@ -140,7 +141,7 @@ async def test_a_session_whose_scope_was_never_set_brings_back_nothing(
 
     monkeypatch.setattr("app.api_keys.repository.tenant_scope", no_scope)
     assert await find_key_by_id(session, tenants[0].id, tenants[0].key_id) is None
-    assert await AdapterRepository(session, tenants[0].id).list_page(None, 10) == []
+    assert await AdapterRepository(session, tenants[0].id).list_page(PageQuery(None, 10)) == []
 
 
 async def test_it_knows_a_key_again_without_what_it_is_known_by(

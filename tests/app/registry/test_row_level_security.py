@@ -14,6 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.adapters.repository import AdapterRepository
 from app.db import Database, operator_scope, tenant_scope, worker_scope
+from app.pages import PageQuery
 from app.tables import Adapter
 from tests.fixtures.servers import TestDatabase
 
@@ -192,7 +193,7 @@ async def test_a_query_that_forgets_its_tenant_brings_back_no_foreign_row(
     monkeypatch.setattr(AdapterRepository, "_adapters", lambda self: select(Adapter))
     await tenant_scope(session, "ten_acme")
 
-    rows = await AdapterRepository(session, "ten_acme").list_page(None, 10)
+    rows = await AdapterRepository(session, "ten_acme").list_page(PageQuery(None, 10))
 
     assert [row.tenant_id for row in rows] == ["ten_acme"]
 
@@ -203,11 +204,11 @@ async def test_control_without_row_level_security_the_same_query_brings_back_all
     monkeypatch.setattr(AdapterRepository, "_adapters", lambda self: select(Adapter))
     async with owner.session() as session:
         await tenant_scope(session, "ten_acme")
-        assert len(await AdapterRepository(session, "ten_acme").list_page(None, 10)) == 2
+        assert len(await AdapterRepository(session, "ten_acme").list_page(PageQuery(None, 10))) == 2
 
 
 async def test_a_session_whose_scope_was_never_set_brings_back_nothing(
     session: AsyncSession,
 ) -> None:
     """The scoping helper itself is sabotaged: nothing is better than something of another's."""
-    assert await AdapterRepository(session, "ten_acme").list_page(None, 10) == []
+    assert await AdapterRepository(session, "ten_acme").list_page(PageQuery(None, 10)) == []
