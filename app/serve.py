@@ -17,7 +17,7 @@ import uvicorn
 import uvloop
 from fastapi import FastAPI
 
-from app.adapters.intake import sweep_staging
+from app.adapters.staging import sweep_staging
 from app.api import create_admin_app, create_app
 from app.context import open_context
 from app.draining import Drain

@@ -136,7 +136,8 @@ class AdapterVersion(Table):
 
     `shutdown_on`: the first day on which a deprecated version is not served any more. `activates`:
     it is to be active as soon as it has passed. `certificate`: what an engine measured of it, and
-    who says so (`app.adapters.verification`).
+    who says so (`app.adapters.verification`). `strict`: a warning of its check rejects it.
+    `provenance`: of `app.adapters.submission`; None for one from before it was kept.
     """
 
     __tablename__ = "adapter_versions"
@@ -177,6 +178,8 @@ class AdapterVersion(Table):
     shutdown_on: Mapped[date | None]
     activates: Mapped[bool] = mapped_column(server_default=true())
     certificate: Mapped[dict[str, Any] | None]
+    strict: Mapped[bool] = mapped_column(server_default=false())
+    provenance: Mapped[dict[str, Any] | None]
 
 
 class AdapterAlias(Table):

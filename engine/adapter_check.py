@@ -32,7 +32,7 @@ from lora.base_copies import check_against_base
 from lora.base_files import BaseFiles
 from lora.base_spec import BaseSpec, UnsupportedBaseError
 from lora.digest import adapter_digest, hash_file
-from lora.findings import Finding
+from lora.findings import Finding, strictly
 from lora.manifest import AdapterManifest, ManifestError, read_manifest
 from lora.store import ADAPTER_FILES, CONFIG_FILE, WEIGHTS_FILE, LocalAdapterStore
 from lora.values import check_values
@@ -53,13 +53,14 @@ def check(
     model_id: Annotated[
         str | None, typer.Option(help="The base's name where it is served.")
     ] = None,
+    strict: Annotated[bool, typer.Option(help="Warnings refuse it too.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The report as JSON.")] = False,
     found: Annotated[str, typer.Option(hidden=True, help="Findings of another check.")] = "[]",
 ) -> None:
     """Check a PEFT folder as an upload would be, and every module of it. Needs no server."""
     others = msgspec.json.decode(found, type=list[Finding])
     try:
-        report = check_adapter(folder, base, model_id, others)
+        report = check_adapter(folder, base, model_id, others, strict=strict)
     except UnsupportedBaseError as error:
         typer.echo(f"{base}: {error}", err=True)
         raise typer.Exit(NO_BASE) from None
@@ -73,10 +74,13 @@ def check_adapter(
     base_folder: Path,
     model_id: str | None = None,
     found: Sequence[Finding] = (),
+    *,
+    strict: bool = False,
 ) -> dict[str, Any]:
     """`{"status", "digest", "checks", "figures"}`, as a version's report has them.
 
-    found: in the chat template, which is not looked at here.
+    found: in the chat template, which is not looked at here. strict: a warning refuses as an error
+    does.
 
     `figures` is null where the adapter is refused, and where the base's folder has no weights.
     Raises UnsupportedBaseError.
@@ -94,6 +98,8 @@ def check_adapter(
         digest = adapter_digest(map(hash_file, files_of(folder).values()))
         findings, figures = _check(folder, base_folder, base, digest)
     findings += found
+    if strict:
+        findings = [*strictly(findings)]
     is_refused = any(finding.severity == "error" for finding in findings)
     return {
         "status": "rejected" if is_refused else "accepted",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 Severity = Literal["error", "warning"]
@@ -116,6 +116,9 @@ REFUSALS: dict[str, Refusal] = {
     ),
 }
 
+# A warning refuses where nothing else than a faultless adapter is wanted; in this order, after all
+# of the above, and with this status.
+STRICT_STATUS = 422
 WARNINGS: dict[str, str] = {
     "base_model_unverified": "The base model's name is unknown here; only shapes were compared.",
     "trained_on_quantized_base": "It was trained on a quantised copy of a base.",
@@ -200,6 +203,11 @@ class Findings:
         return self._counts[code, severity] <= MAX_FINDINGS_PER_CODE
 
 
+def strictly(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """The same findings, each of them a reason to refuse."""
+    return tuple(replace(finding, severity="error") for finding in findings)
+
+
 def clean(text: str, max_chars: int = _MAX_TEXT_CHARS) -> str:
     """A tenant's text made safe to store and show: encodable, printable, of bounded length."""
     text = text[: max_chars + 1].encode("utf-8", "backslashreplace").decode()
@@ -220,8 +228,9 @@ class ManifestError(Exception):
     def __init__(self, findings: Iterable[Finding]) -> None:
         self.findings = tuple(findings)
         failed = {finding.code for finding in self.findings if finding.severity == "error"}
-        self.code = next(code for code in REFUSALS if code in failed)
-        self.status = REFUSALS[self.code].status
+        self.code = next(code for code in (*REFUSALS, *WARNINGS) if code in failed)
+        known = REFUSALS.get(self.code)
+        self.status = STRICT_STATUS if known is None else known.status
         first = next(finding for finding in self.findings if finding.code == self.code)
         self.message = first.message
         super().__init__(f"{self.code}: {self.message}")

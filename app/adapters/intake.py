@@ -12,9 +12,7 @@ that the registry answers everybody else.
 from __future__ import annotations
 
 import asyncio
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Protocol
@@ -30,9 +28,11 @@ from app.adapters.receive import receive_files
 from app.adapters.repository import AdapterRepository
 from app.adapters.schemas import describe_version
 from app.adapters.service import find_adapter
+from app.adapters.staging import staging
 from app.adapters.states import REJECTED, VERIFYING, change_state
 from app.adapters.storage_errors import storage_errors
-from app.adapters.structure_check import Checked, check_folder
+from app.adapters.structure_check import Checked, check_folder, refuse_warnings
+from app.adapters.submission import Submission, Terms
 from app.adapters.template_check import template_findings
 from app.adapters.validator import Validator
 from app.adapters.versions_repository import (
@@ -54,9 +54,7 @@ from lora.base_spec import BaseSpec
 from lora.digest import FileDigest
 from lora.findings import Finding
 from lora.limits import DEFAULT_LIMITS, ManifestLimits
-from lora.store import STALE_STAGING_S, AdapterStore, locator_of, remove_stale
-
-STAGING_FOLDER = "uploads"
+from lora.store import AdapterStore, locator_of
 
 
 class IntakeContext(Protocol):
@@ -87,10 +85,12 @@ async def upload_version(
     reference: str,
     request: Request,
     trail: AuditTrail,
+    terms: Terms,
     *,
     activates: bool = True,
 ) -> AdapterVersion:
     """A multipart body's files as a version: see `accept_folder`."""
+    submission = Submission.of("upload", terms, trail, activates=activates)
     async with context.database.session() as session:
         await tenant_scope(session, tenant_id)
         adapter = await find_adapter(session, tenant_id, reference)
@@ -98,12 +98,10 @@ async def upload_version(
         num_bytes = max(0, (declared_bytes(request) or 0) - MULTIPART_OVERHEAD_BYTES)
         await Quotas(session, tenant_id).take_upload(trail.at, num_bytes)
         await session.commit()
-    with staging(context.settings.data_dir) as folder:
+    async with staging(context.settings.data_dir) as folder:
         with storage_errors():
             files = await receive_files(request, folder, context.settings.max_upload_bytes)
-        return await accept_folder(
-            context, tenant_id, adapter.id, folder, files, trail, activates=activates
-        )
+        return await accept_folder(context, tenant_id, adapter.id, folder, files, submission, trail)
 
 
 async def accept_folder(
@@ -112,17 +110,16 @@ async def accept_folder(
     adapter_reference: str,
     folder: Path,
     files: Mapping[str, FileDigest],
+    submission: Submission,
     trail: AuditTrail,
-    *,
-    activates: bool = True,
 ) -> AdapterVersion:
     """A new version in state `verifying`, or the existing one with these bytes.
 
     The way in of every upload, import and completed session. `folder` holds the received files by
     their accepted names, `files` what was received, by the same names, which are those of
-    `lora.store`; it stays the caller's, who removes it. activates: the version is
-    to be active as soon as it has passed. Sending the same bytes again puts them back where the
-    store lost or damaged them; a rejected version, and one without a certificate, is tried again.
+    `lora.store`; it stays the caller's, who removes it. Sending the same bytes again puts them back
+    where the store lost or damaged them; a rejected version, and one without a certificate, is
+    tried again. Where warnings refuse, numbers are read before the answer, and not only after it.
 
     Raises NotFoundError, QuotaExceededError, UnavailableError where the bytes cannot be kept, or
     the refusal of the upload as an ApiError with a report.
@@ -134,7 +131,15 @@ async def accept_folder(
         others = await known_bases(session, tenant_id, context.settings.other_bases)
     found = await _companions_findings(context, tenant_id, folder, files)
     checked = await check_folder(
-        context.validator, folder, files, context.base, limits, known_bases=others, found=found
+        context.validator,
+        folder,
+        files,
+        context.base,
+        limits,
+        known_bases=others,
+        found=found,
+        reads_values=submission.strict,
+        strict=submission.strict,
     )
     num_bytes = sum(file.num_bytes for file in files.values())
     async with context.validator.turn:
@@ -142,7 +147,7 @@ async def accept_folder(
         async with context.database.session() as session:
             await tenant_scope(session, tenant_id)
             version, action = await _accept(
-                session, context.store, adapter, checked, list(files.values()), folder, activates
+                session, context.store, adapter, checked, list(files.values()), folder, submission
             )
             shown = describe_version(version)
             await trail.record(session, tenant_id, action, version.id, after=shown)
@@ -150,7 +155,14 @@ async def accept_folder(
     return version
 
 
-async def dry_run(context: AppContext, tenant_id: str, reference: str, request: Request) -> Checked:
+async def dry_run(
+    context: AppContext,
+    tenant_id: str,
+    reference: str,
+    request: Request,
+    *,
+    strict: bool = False,
+) -> Checked:
     """What is found in a multipart body's files, every number read; nothing is kept.
 
     Raises NotFoundError, or the refusal that an upload would be given.
@@ -160,7 +172,7 @@ async def dry_run(context: AppContext, tenant_id: str, reference: str, request: 
         await find_adapter(session, tenant_id, reference)
         limits = await _limits_of(context, session, tenant_id)
         others = await known_bases(session, tenant_id, context.settings.other_bases)
-    with staging(context.settings.data_dir) as folder:
+    async with staging(context.settings.data_dir) as folder:
         with storage_errors():
             files = await receive_files(request, folder, context.settings.max_upload_bytes)
         found = await _companions_findings(context, tenant_id, folder, files)
@@ -173,6 +185,7 @@ async def dry_run(context: AppContext, tenant_id: str, reference: str, request: 
             known_bases=others,
             found=found,
             reads_values=True,
+            strict=strict,
         )
 
 
@@ -214,7 +227,7 @@ async def _accept(
     checked: Checked,
     files: list[FileDigest],
     folder: Path,
-    activates: bool,
+    submission: Submission,
 ) -> tuple[AdapterVersion, str]:
     """The version, and what became of it, as the audit log calls it.
 
@@ -230,7 +243,7 @@ async def _accept(
             store.put, tenant_id, digest, {file.name: folder / file.name for file in files}
         )
     try:
-        return await _write_down(session, adapter, checked, files, locator, activates)
+        return await _write_down(session, adapter, checked, files, locator, submission)
     except ApiError:
         if not await is_accounted_for(session, tenant_id, locator):
             with storage_errors():
@@ -244,9 +257,9 @@ async def _write_down(
     checked: Checked,
     files: list[FileDigest],
     locator: str,
-    activates: bool,
+    submission: Submission,
 ) -> tuple[AdapterVersion, str]:
-    """Raises NotFoundError, QuotaExceededError."""
+    """Raises NotFoundError, QuotaExceededError, or the refusal of what was found before."""
     tenant_id, digest = adapter.tenant_id, checked.digest
     locked = await AdapterRepository(session, tenant_id).lock(adapter.id)
     if locked is None:  # deleted while the client was sending
@@ -255,14 +268,8 @@ async def _write_down(
     existing = await versions.get_live_by_digest(adapter.id, digest)
     if not _is_counted(existing):
         await Quotas(session, tenant_id).check_version(num_bytes, checked.summary["max_rank"])
-    report = checked.report(VERIFYING)
     if existing is not None:
-        if existing.state == REJECTED:
-            change_state(existing, VERIFYING)
-            existing.report = report
-            await add_job(session, tenant_id, "verify", existing.id)
-        elif existing.state != VERIFYING:  # nothing is done where its certificate is good
-            await add_job(session, tenant_id, "verify", existing.id)
+        await _send_again(session, existing, checked, submission)
         return existing, "version.sent_again"
     version = AdapterVersion(
         id=new_id("ver"),
@@ -275,8 +282,10 @@ async def _write_down(
         num_bytes=num_bytes,
         files=[asdict(file) for file in files],
         manifest=checked.summary,
-        report=report,
-        activates=activates,
+        report=checked.report(VERIFYING),
+        activates=submission.activates,
+        strict=submission.strict,
+        provenance=submission.provenance.model_dump(mode="json"),
     )
     locked.next_number += 1
     await versions.add(version)
@@ -285,22 +294,24 @@ async def _write_down(
     return version, "version.uploaded"
 
 
+async def _send_again(
+    session: AsyncSession, existing: AdapterVersion, checked: Checked, submission: Submission
+) -> None:
+    """The same bytes for the same adapter. Whether warnings refuse them says who sent them last."""
+    if existing.state == REJECTED:
+        change_state(existing, VERIFYING)
+        existing.report = checked.report(VERIFYING)
+        existing.provenance = submission.provenance.model_dump(mode="json")
+        await add_job(session, existing.tenant_id, "verify", existing.id)
+    elif existing.state != VERIFYING:
+        if submission.strict:  # what only the trial tells was told then
+            refuse_warnings(existing.report)
+        # Nothing is done where its certificate is good.
+        await add_job(session, existing.tenant_id, "verify", existing.id)
+        return
+    existing.strict = submission.strict
+
+
 def _is_counted(version: AdapterVersion | None) -> bool:
     """Whether its bytes are among those that its tenant has: a rejected one's are removed."""
     return version is not None and version.state != REJECTED
-
-
-def sweep_staging(data_dir: Path, now_s: float) -> None:
-    """Remove what killed processes left behind; other processes' running uploads are younger."""
-    remove_stale(data_dir / STAGING_FOLDER, now_s - STALE_STAGING_S)
-
-
-@contextmanager
-def staging(data_dir: Path) -> Iterator[Path]:
-    """A folder of one upload's own, gone when it ends."""
-    parent = data_dir / STAGING_FOLDER
-    with storage_errors():
-        parent.mkdir(parents=True, exist_ok=True)
-        made = tempfile.TemporaryDirectory(dir=parent)
-    with made as folder:
-        yield Path(folder)

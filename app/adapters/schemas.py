@@ -7,6 +7,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field
 
+from app.adapters.submission import Provenance
 from app.bodies import Body, Labels, Line, Timestamp
 from app.etags import Tagged
 from app.tables import Adapter, AdapterVersion
@@ -57,7 +58,8 @@ class AdapterView(Tagged):
 class VersionView(Tagged):
     """`state`: one of `app.adapters.states`. `report` lists all that was found.
 
-    `shutdown_date`: from that day on (UTC) a deprecated version is not served.
+    `shutdown_date`: from that day on (UTC) a deprecated version is not served. `provenance`: null
+    for a version from before it was kept.
     """
 
     object: Literal["adapter.version"] = "adapter.version"
@@ -70,6 +72,7 @@ class VersionView(Tagged):
     files: list[dict[str, Any]]
     manifest: dict[str, Any]
     report: dict[str, Any]
+    provenance: Provenance | None
     created: Timestamp
     activated_at: Timestamp | None
     shutdown_date: date | None
@@ -89,10 +92,16 @@ class VersionView(Tagged):
             ],
             manifest=version.manifest,
             report=version.report,
+            provenance=_provenance(version),
             created=version.created_at,
             activated_at=version.activated_at,
             shutdown_date=version.shutdown_on,
         )
+
+
+def _provenance(version: AdapterVersion) -> Provenance | None:
+    kept = version.provenance
+    return None if kept is None else Provenance.model_validate(kept)
 
 
 def describe_version(version: AdapterVersion) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from app.adapters.validator import Validator, ValidatorError
 from app.errors import UnavailableError
 from lora.base_spec import BaseSpec
 from lora.digest import FileDigest, adapter_digest
-from lora.findings import Finding
+from lora.findings import Finding, strictly
 from lora.limits import ManifestLimits
 from lora.store import CONFIG_FILE, WEIGHTS_FILE
 
@@ -46,8 +46,11 @@ async def check_folder(
     known_bases: Collection[str] = (),
     found: Sequence[Finding] = (),
     reads_values: bool = False,
+    strict: bool = False,
 ) -> Checked:
     """Every structural check, and every number where that is asked for.
+
+    strict: a warning refuses as an error does.
 
     known_bases: names of other bases, of which the adapter must not be. found: what was found
     already, of files that a validator's child does not read.
@@ -70,9 +73,21 @@ async def check_folder(
             ) from error
     duration_ms = round(1e3 * (time.monotonic() - started_at))
     findings = (*answer.findings, *found)
+    if strict:
+        findings = strictly(findings)
     if answer.summary is None or any(each.severity == "error" for each in findings):
         raise refusal(findings, digest, duration_ms=duration_ms)
     return Checked(digest, answer.summary, findings, duration_ms)
+
+
+def refuse_warnings(report: Mapping[str, Any]) -> None:
+    """Raises the refusal of what a version's report has warnings of."""
+    findings = [
+        Finding(code=check["rule"], **{k: v for k, v in check.items() if k != "rule"})
+        for check in report["checks"]
+    ]
+    if findings:
+        raise refusal(strictly(findings), report["digest"])
 
 
 def _missing_files(files: Mapping[str, FileDigest]) -> Answer | None:

@@ -39,6 +39,10 @@ async def validate(
     request: Request,
     tenant_id: TenantId,
     context: Context,
+    strict: bool = False,
 ) -> ValidationView:
-    """Check the two files of an adapter as an upload does, and keep nothing."""
-    return ValidationView.of(await dry_run(context, tenant_id, adapter, request))
+    """Check the two files of an adapter as an upload does, and keep nothing.
+
+    `strict=true`: what is otherwise a warning refuses it.
+    """
+    return ValidationView.of(await dry_run(context, tenant_id, adapter, request, strict=strict))

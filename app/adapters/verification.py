@@ -30,7 +30,7 @@ from app.audit.trail import AuditTrail
 from app.tables import AdapterVersion
 from lora.base_spec import BaseSpec
 from lora.digest import adapter_digest, hash_file
-from lora.findings import Finding
+from lora.findings import Finding, strictly
 from lora.limits import DEFAULT_LIMITS
 from lora.store import (
     ADAPTER_FILES,
@@ -137,8 +137,11 @@ async def _conclude(
     now: datetime,
     trail: AuditTrail | None,
 ) -> None:
+    if version.strict:
+        findings = strictly(findings)
     if _has_errors(findings):
         change_state(version, REJECTED)
+        version.certificate = None
         await add_job(session, version.tenant_id, "remove", version.locator)
     elif version.activates:
         await make_active(session, version, now, trail)

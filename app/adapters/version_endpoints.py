@@ -14,6 +14,7 @@ from app.adapters import lifecycle, service
 from app.adapters.deletion import MAX_DRAIN_S, Deletion, delete_version
 from app.adapters.intake import upload_version
 from app.adapters.schemas import DeprecatePost, VersionView
+from app.adapters.submission import Told
 from app.adapters.tenancy import OwnedSession, TenantId
 from app.adapters.verified import Wait, wait_until_verified
 from app.adapters.versions_repository import VersionRepository
@@ -49,11 +50,17 @@ async def create_version(
     tenant_id: TenantId,
     context: Context,
     trail: Trail,
+    terms: Told,
     wait: Wait = 0,
     activate: bool = True,
 ) -> VersionView:
-    """`activate=false`: once it has passed it waits, as `validated`, to be activated."""
-    version = await upload_version(context, tenant_id, adapter, request, trail, activates=activate)
+    """`activate=false`: once it has passed it waits, as `validated`, to be activated.
+
+    `strict=true`: what is otherwise a warning refuses it.
+    """
+    version = await upload_version(
+        context, tenant_id, adapter, request, trail, terms, activates=activate
+    )
     shown = VersionView.of(version)
     return await wait_until_verified(context, tenant_id, shown, wait)
 

@@ -29,6 +29,9 @@ def check(
     model_id: Annotated[
         str | None, typer.Option(help="The base's name where it is served.")
     ] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Refuse it for what is otherwise a warning.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The report as JSON.")] = False,
 ) -> None:
     """Check a PEFT folder as an upload would be, and all modules of it, without a server.
@@ -37,5 +40,6 @@ def check(
     """
     arguments = [str(folder), "--base", str(base)]
     arguments += [] if model_id is None else ["--model-id", model_id]
+    arguments += ["--strict"] if strict else []
     arguments += ["--json"] if as_json else []
     os.execv(sys.executable, [sys.executable, "-m", "app.adapters.offline_check", *arguments])

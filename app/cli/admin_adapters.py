@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Annotated, Any
@@ -38,13 +39,21 @@ def push(
     tenant: TenantOption,
     name: Annotated[str | None, typer.Option(help="[default: the folder's name]")] = None,
     wait: Annotated[float, typer.Option(min=0, max=120, help="Seconds to wait for it.")] = 60,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Refuse it for what is otherwise a warning.")
+    ] = False,
+    license_: Annotated[
+        str | None, typer.Option("--license", help="What it is under, such as apache-2.0.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Upload a PEFT folder as a new version; makes the adapter if there is none of its name."""
     client = client_of(context)
     name = name or folder.resolve().name
     _ensure_adapter(client, tenant, name)
-    response = _upload(client, f"/tenants/{tenant}/adapters/{name}/versions", folder, wait)
+    told: dict[str, Any] = {"wait": wait, "strict": strict}
+    told |= {} if license_ is None else {"license": license_}
+    response = _upload(client, f"/tenants/{tenant}/adapters/{name}/versions", folder, told)
     if not response.is_success:
         fail(describe_error(response))
     version = response.json()
@@ -117,7 +126,10 @@ def _is_taken(response: httpx.Response) -> bool:
     return response.status_code == 409 and response.json()["error"]["code"] == "name_conflict"
 
 
-def _upload(client: AdminClient, path: str, folder: Path, wait_s: float) -> httpx.Response:
+def _upload(
+    client: AdminClient, path: str, folder: Path, told: Mapping[str, Any]
+) -> httpx.Response:
+    """told: what goes with the files, in the query."""
     paths = [folder / CONFIG_FILE, folder / WEIGHTS_FILE]
     for missing in (file for file in paths if not file.is_file()):
         fail(f"{missing} is missing: a PEFT folder with safetensors is expected")
@@ -134,8 +146,8 @@ def _upload(client: AdminClient, path: str, folder: Path, wait_s: float) -> http
             file.name: (file.name, _Watched(stack.enter_context(file.open("rb")), progress, task))
             for file in paths
         }
-        timeout = httpx.Timeout(UPLOAD_TIMEOUT_S, read=UPLOAD_TIMEOUT_S + wait_s)
-        return client.send("POST", path, params={"wait": wait_s}, files=files, timeout=timeout)
+        timeout = httpx.Timeout(UPLOAD_TIMEOUT_S, read=UPLOAD_TIMEOUT_S + told["wait"])
+        return client.send("POST", path, params=told, files=files, timeout=timeout)
 
 
 class _Watched:

@@ -18,9 +18,11 @@ from typing import Any
 
 import structlog
 
-from app.adapters.intake import IntakeContext, accept_folder, staging
+from app.adapters.intake import IntakeContext, accept_folder
 from app.adapters.receive import max_bytes_by_name
+from app.adapters.staging import staging
 from app.adapters.storage_errors import storage_errors
+from app.adapters.submission import Provenance, Submission
 from app.audit.trail import AuditTrail
 from app.db import tenant_scope, worker_scope
 from app.encryption import SealBrokenError
@@ -170,7 +172,7 @@ class ImportRunner:
                 revision = job.revision or await publisher.pin()
                 if revision is not None and not await self._change(job, {"revision": revision}):
                     raise ImportFailure("import_ended", "The import was taken away.")
-                with staging(settings.data_dir) as folder:
+                async with staging(settings.data_dir) as folder:
                     with storage_errors():
                         files = await fetch_files(
                             publisher,
@@ -187,6 +189,7 @@ class ImportRunner:
                         job.adapter_id,
                         folder,
                         files,
+                        _submission(job, revision),
                         self._trail_of(job.id),
                     )
                 return version.id
@@ -224,6 +227,17 @@ class ImportRunner:
             is_ours = await imports.change(job.id, job.attempts, values)
             await session.commit()
         return is_ours
+
+
+def _submission(job: Import, revision: str | None) -> Submission:
+    provenance = Provenance(
+        uploaded_by=job.created_by,
+        via="import",
+        source=job.source,
+        revision=revision,
+        license=job.license,
+    )
+    return Submission(provenance, job.strict)
 
 
 def told(error: BaseException) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, SecretStr, model_validator
 
+from app.adapters.submission import License
 from app.bodies import Body, Label, Line, Timestamp
 from app.etags import Tagged
 from app.imports.sources import MAX_SOURCE_CHARS
@@ -18,13 +19,16 @@ MAX_TOKEN_CHARS = 4096
 class ImportCreate(Body):
     """`sha256`: of the weights file. `token`: sent to the source as a bearer token, never shown.
 
-    `credential_ref`: the name of a token that workers have, instead; operators only.
+    `credential_ref`: the name of a token that workers have, instead; operators only. `strict`: what
+    is otherwise a warning refuses it. `license`: what it is said to be under, such as `apache-2.0`.
     """
 
     source: Annotated[Line, Field(min_length=1, max_length=MAX_SOURCE_CHARS)]
     sha256: Sha256 | None = None
     token: Annotated[SecretStr, Field(min_length=1, max_length=MAX_TOKEN_CHARS)] | None = None
     credential_ref: Label | None = None
+    strict: bool = False
+    license: License | None = None
 
     @model_validator(mode="after")
     def _has_one_token(self) -> Self:
@@ -48,6 +52,8 @@ class ImportView(Tagged):
     revision: str | None
     sha256: str | None
     credential_ref: str | None
+    strict: bool
+    license: str | None
     state: str
     bytes_done: int
     bytes_total: int | None
@@ -66,6 +72,8 @@ class ImportView(Tagged):
             revision=job.revision,
             sha256=job.sha256,
             credential_ref=job.credential_ref,
+            strict=job.strict,
+            license=job.license,
             state=job.state,
             bytes_done=job.bytes_done,
             bytes_total=job.bytes_total,

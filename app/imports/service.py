@@ -71,7 +71,7 @@ async def create_import(
             param="token",
         )
     await Quotas(session, tenant_id).take_upload(trail.at, 0)
-    job = _new_job(tenant_id, adapter.id, body, settings)
+    job = _new_job(tenant_id, adapter.id, body, settings, trail.actor)
     await ImportRepository(session, tenant_id).add(job)
     view = ImportView.of(job)
     await trail.record(session, tenant_id, "import.created", job.id, after=view)
@@ -83,6 +83,7 @@ def _new_job(
     adapter_id: str,
     body: ImportCreate,
     settings: Settings,
+    actor: str,
 ) -> Import:
     import_id = new_id("imp")
     job = Import(
@@ -92,6 +93,9 @@ def _new_job(
         source=body.source,
         sha256=body.sha256,
         credential_ref=body.credential_ref,
+        created_by=actor,
+        license=body.license,
+        strict=body.strict,
     )
     if body.token is not None:
         sealer = TokenSealer(settings.queue_secret.get_secret_value())

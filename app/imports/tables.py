@@ -11,6 +11,7 @@ from sqlalchemy import (
     ForeignKeyConstraint,
     Index,
     SmallInteger,
+    false,
     func,
 )
 from sqlalchemy.orm import Mapped, mapped_column
@@ -25,7 +26,8 @@ class Import(Table):
     `source` meant when the job began, and is fetched whatever it means later. `sealed_token` opens
     with the queue's secret alone, and is gone when the job ends; `credential_ref` names one of the
     workers' own instead. `lease_until`: until when the worker that runs it need not be thought
-    dead. `error`: `{"code", "message", ...}`.
+    dead. `error`: `{"code", "message", ...}`. `strict`, `license`: of
+    `app.adapters.submission.Terms`; `created_by`: the actor of the audit log.
     """
 
     __tablename__ = "imports"
@@ -50,6 +52,9 @@ class Import(Table):
     sha256: Mapped[str | None]
     sealed_token: Mapped[bytes | None]
     credential_ref: Mapped[str | None]
+    created_by: Mapped[str | None]
+    license: Mapped[str | None]
+    strict: Mapped[bool] = mapped_column(server_default=false())
     state: Mapped[str] = mapped_column(server_default="queued")
     bytes_done: Mapped[int] = mapped_column(BigInteger, server_default="0")
     bytes_total: Mapped[int | None] = mapped_column(BigInteger)

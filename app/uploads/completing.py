@@ -17,8 +17,10 @@ from typing import Any
 import structlog
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from app.adapters.intake import accept_folder, staging
+from app.adapters.intake import accept_folder
+from app.adapters.staging import staging
 from app.adapters.storage_errors import storage_errors
+from app.adapters.submission import Submission, Terms
 from app.adapters.versions_repository import VersionRepository
 from app.audit.trail import AuditTrail
 from app.context import AppContext
@@ -64,6 +66,7 @@ async def complete_upload(
     adapter_reference: str,
     upload_id: str,
     trail: AuditTrail,
+    terms: Terms,
     *,
     if_match: str | None = None,
 ) -> tuple[AdapterVersion, bool]:
@@ -82,7 +85,7 @@ async def complete_upload(
         claimed = await _claim(session, tenant_id, upload, context.now())
         await session.commit()
     try:
-        version = await _accept(context, tenant_id, claimed, trail)
+        version = await _accept(context, tenant_id, claimed, trail, terms)
     except MissingPartsError as error:
         await _forget_parts(context, tenant_id, claimed, error.missing)
         raise incomplete(error.missing) from error
@@ -141,9 +144,10 @@ async def _claim(session: AsyncSession, tenant_id: str, upload: Upload, now: dat
 
 
 async def _accept(
-    context: AppContext, tenant_id: str, claimed: Claimed, trail: AuditTrail
+    context: AppContext, tenant_id: str, claimed: Claimed, trail: AuditTrail, terms: Terms
 ) -> AdapterVersion:
-    with staging(context.settings.data_dir) as folder:
+    submission = Submission.of("parts", terms, trail)
+    async with staging(context.settings.data_dir) as folder:
         with storage_errors():
             files = await asyncio.to_thread(
                 assemble,
@@ -154,7 +158,9 @@ async def _accept(
                 context.store,
                 folder,
             )
-        return await accept_folder(context, tenant_id, claimed.adapter_id, folder, files, trail)
+        return await accept_folder(
+            context, tenant_id, claimed.adapter_id, folder, files, submission, trail
+        )
 
 
 async def _end(

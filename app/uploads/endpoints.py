@@ -12,6 +12,7 @@ from fastapi import APIRouter, Depends, Path, Request, Response
 
 from app.adapters.schemas import VersionView
 from app.adapters.service import find_adapter
+from app.adapters.submission import Told
 from app.adapters.tenancy import (
     Owned,
     OwnedSession,
@@ -98,15 +99,17 @@ async def complete(
     tenant_id: TenantId,
     context: Context,
     trail: Trail,
+    terms: Told,
     wait: Wait = 0,
     if_match: IfMatch = None,
 ) -> VersionView:
     """202 with the new version; 200 with the same one for each later call.
 
-    `wait`: so many seconds for its check to be done.
+    `wait`: so many seconds for its check to be done. `strict=true`: what is otherwise a warning
+    refuses it.
     """
     version, is_new = await complete_upload(
-        context, tenant_id, adapter, upload, trail, if_match=if_match
+        context, tenant_id, adapter, upload, trail, terms, if_match=if_match
     )
     response.status_code = 202 if is_new else 200
     return await wait_until_verified(context, tenant_id, VersionView.of(version), wait)

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from starlette.requests import Request
 
-from app.adapters.intake import staging
 from app.adapters.receive import max_bytes_by_name
+from app.adapters.staging import staging
 from app.adapters.storage_errors import storage_errors
 from app.context import AppContext
 from app.db import tenant_scope
@@ -58,7 +58,7 @@ async def receive_part(
         raise NotFoundError("The upload has no such part.", param="part")
     check_open(upload, context.now())
     check_headers(request, part, max_bytes_by_name(context.settings.max_upload_bytes)[path])
-    with staging(context.settings.data_dir) as folder:
+    async with staging(context.settings.data_dir) as folder:
         with storage_errors():
             sha256 = await _receive(request, folder / "part", part)
         _check_digest(request, sha256, part)

@@ -67,10 +67,14 @@ class Operator:
     async def new_adapter(self, tenant: str, name: str) -> dict[str, Any]:
         return await self.done("POST", f"/tenants/{tenant}/adapters", json={"name": name})
 
-    async def upload(self, tenant: str, adapter: str, files: Mapping[str, bytes]) -> httpx.Response:
+    async def upload(
+        self, tenant: str, adapter: str, files: Mapping[str, bytes], **told: Any
+    ) -> httpx.Response:
+        """told: of the query, such as `strict`."""
         return await self.call(
             "POST",
             f"/tenants/{tenant}/adapters/{adapter}/versions",
+            params=told,
             files={name: (name, content) for name, content in files.items()},
         )
 

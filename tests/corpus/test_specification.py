@@ -74,6 +74,10 @@ ELSEWHERE = {
         "corpus/validation/test_certificates.py::"
         "test_an_adapter_that_no_engine_has_room_for_is_refused_at_its_trial",
     ],
+    "K18": [  # its other half: a warning, in `ROWS`
+        "corpus/test_specification.py::"
+        "test_k18_where_warnings_refuse_it_is_refused_and_leaves_nothing"
+    ],
     "K19": [
         "corpus/validation/test_certificates.py::test_numbers_that_drown_the_model_are_refused"
     ],
@@ -177,6 +181,26 @@ async def test_control_another_answer_than_the_rows_is_wrong(
         "otherwise, upload 0: (422, 'variant_unsupported')",
         "silent, upload 0: (201, None)",
     ]
+
+
+async def test_k18_where_warnings_refuse_it_is_refused_and_leaves_nothing(
+    operator: Operator, acme: Tenant, settings: Settings, verdict: Verdict
+) -> None:
+    """Its other half, that it is accepted with the warning otherwise, is in `ROWS`."""
+    (row,) = [each for each in ROWS if each.name == "K18"]
+    for files in row.uploads:
+        response = await operator.upload("acme", "bot", files, strict=True)
+        error = response.json()["error"]
+        verdict("refused as expected", (response.status_code, error["code"]) == (422, "no_effect"))
+        assert (response.status_code, error["code"]) == (422, "no_effect")
+        assert [(each["rule"], each["severity"]) for each in error["report"]["checks"]] == [
+            ("no_effect", "error")
+        ]
+    assert list((settings.data_dir / "uploads").iterdir()) == []
+    assert (await operator.done("GET", "/tenants/acme/adapters/bot/versions"))["data"] == []
+    # Controls: what warns of nothing is accepted all the same, and so is this one without the word.
+    assert (await operator.upload("acme", "bot", adapter(), strict=True)).status_code == 201
+    assert await answer_to(operator, row.uploads[0]) == (201, "no_effect")
 
 
 def test_no_row_of_the_specification_is_missing() -> None:

@@ -13,7 +13,7 @@ import pytest
 from fastapi import FastAPI
 from safetensors.numpy import save
 
-from app.adapters.intake import sweep_staging
+from app.adapters.staging import sweep_staging
 from app.context import AppContext
 from app.settings import Settings
 from lora.base_spec import BaseSpec

@@ -69,6 +69,16 @@ def test_in_words(trained: Path, tiny_base_folder: Path) -> None:
     assert done.stdout.splitlines()[-1].startswith("accepted sha256:")
 
 
+def test_a_warning_refuses_it_where_that_is_asked_for(
+    trained: Path, tiny_base_folder: Path
+) -> None:
+    """Its configuration names a base by a folder. Without the word it passes: see above."""
+    done = check(trained, tiny_base_folder, "--strict")
+    assert done.returncode == 1, done.stderr
+    assert "error base_model_unverified:" in done.stdout
+    assert done.stdout.splitlines()[-1].startswith("rejected sha256:")
+
+
 @pytest.mark.parametrize(
     ("damage", "rule"),
     [
