@@ -22,13 +22,17 @@ from app.cli.admin_client import (
     show_json,
     stderr,
 )
+from app.cli.admin_pull import pull
 from lora.store import CHAT_TEMPLATE_FILE, CONFIG_FILE, EVAL_FILE, WEIGHTS_FILE
 
 COLUMNS = ("id", "name", "base_model", "aliases")
 VERSION_COLUMNS = ("id", "version", "state", "digest", "bytes")
 UPLOAD_TIMEOUT_S = 600.0
 
-adapter = typer.Typer(name="adapter", help="Push, list and delete adapters.", no_args_is_help=True)
+adapter = typer.Typer(
+    name="adapter", help="Push, pull, list and delete adapters.", no_args_is_help=True
+)
+adapter.command("pull")(pull)
 TenantOption = Annotated[str, typer.Option("--tenant", "-t", help="The tenant's slug or id.")]
 
 

@@ -55,6 +55,12 @@ def test_operator_sets_up_a_tenant_from_the_command_line(
         done("adapter", "push", str(other), "-t", "acme", "--name", "support-bot")
     done("adapter", "alias", "support-bot", "prod", "v2", "-t", "acme")
 
+    pulled = tmp_path / "pulled"
+    told = done("adapter", "pull", "support-bot", "v1", str(pulled), "-t", "acme")
+    assert told["digest"] == first["digest"]
+    sent = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert {path.name: path.read_bytes() for path in pulled.iterdir()} == sent
+
     assert [row["aliases"] for row in done("adapter", "list", "-t", "acme")] == [{"prod": "v2"}]
     assert [row["version"] for row in done("adapter", "versions", "support-bot", "-t", "acme")] == [
         "v1",
