@@ -19,6 +19,7 @@ from fastapi import Request
 
 from app.api_keys.repository import FoundKey, find_key_by_hash, find_key_by_id, rehash_key
 from app.api_keys.secret import is_well_formed
+from app.api_version import NEWEST
 from app.context import AppContext, Context
 from app.errors import NotFoundError, PermissionDeniedError, UnauthorizedError
 from app.plans.limits import Terms
@@ -36,7 +37,7 @@ class Principal:
     """A verified key: its tenant, what it may do, and the terms that both are held to.
 
     `allowed_models` (adapters' names, bases' ids) bounds the key and `allowed_bases` its tenant;
-    None is no bound. `expires_at` is the key's own.
+    None is no bound. `expires_at` is the key's own, `api_version` that of requests that name none.
     """
 
     tenant_id: str
@@ -47,6 +48,7 @@ class Principal:
     allowed_models: frozenset[str] | None
     allowed_bases: frozenset[str] | None
     expires_at: datetime | None
+    api_version: str = NEWEST
 
     @property
     def weight(self) -> float:
@@ -162,6 +164,7 @@ def _principal_of(found: FoundKey, settings: Settings) -> Principal:
         allowed_models=_frozen(found.key.allowed_models),
         allowed_bases=_frozen(tenant.allowed_bases),
         expires_at=found.key.expires_at,
+        api_version=found.key.api_version,
     )
 
 
@@ -198,6 +201,8 @@ async def _require_scope(request: Request, context: AppContext, scope: Scope) ->
         raise PermissionDeniedError(f"This API key lacks the scope '{scope}'.")
     request.state.actor = principal.key_id
     request.state.actor_tenant_id = principal.tenant_id
+    if getattr(request.state, "api_version", None) is None:  # the request names none
+        request.state.api_version = principal.api_version
     return principal
 
 

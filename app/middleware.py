@@ -3,8 +3,8 @@
 `RequestEdge` gives every request its id, logs, counts and traces it, and answers what nobody
 caught; `BodyLimit` stops a body that is too large while it arrives. Neither knows a route or a
 tenant.
-Invariant: every response carries `x-request-id` and `request-id`, made here and never taken from
-the client.
+Invariants: every response carries `x-request-id` and `request-id`, made here and never taken from
+the client; one of the API carries the `api-version` that it is of.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from app.api_version import HEADER, NEWEST, asked_version, is_versioned
 from app.draining import Drain
 from app.error_handlers import error_response, internal_error
+from app.errors import BadRequestError
 from app.ids import new_id
 from app.metrics.api import ApiMetrics
 from engine.tracing import context_of
@@ -54,7 +56,10 @@ class RequestEdge:
             await self.app(scope, receive, send)
             return
         request_id = new_id("req")
-        scope.setdefault("state", {})["request_id"] = request_id
+        state = scope.setdefault("state", {})
+        state["request_id"] = request_id
+        if is_versioned(scope):
+            state["api_version"] = None
         status = 0
 
         async def send_with_id(message: Message) -> None:
@@ -64,6 +69,8 @@ class RequestEdge:
                 headers = MutableHeaders(scope=message)
                 headers["x-request-id"] = request_id
                 headers["request-id"] = request_id
+                if "api_version" in state:
+                    headers[HEADER] = state["api_version"] or NEWEST
                 if self.drain.is_draining:  # the client's next request is another process's
                     headers["connection"] = "close"
             await send(message)
@@ -72,7 +79,7 @@ class RequestEdge:
         self.drain.enter()
         with self._traced(scope, request_id) as span, _logged(request_id, span):
             try:
-                await self.app(scope, receive, send_with_id)
+                await self._enter(scope, receive, send_with_id)
             except ClientDisconnect:  # while it was sending: nobody is left to be answered
                 status = status or CLIENT_CLOSED_REQUEST
             except Exception:
@@ -83,6 +90,16 @@ class RequestEdge:
             finally:
                 self.drain.leave()
                 self._record(scope, status, time.perf_counter() - started_at, span)
+
+    async def _enter(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """To the application, unless it is asked for a version that there is not."""
+        if "api_version" in scope["state"]:
+            try:
+                scope["state"]["api_version"] = asked_version(scope)
+            except BadRequestError as error:
+                await error_response(error)(scope, receive, send)
+                return
+        await self.app(scope, receive, send)
 
     def _record(self, scope: Scope, status: int, seconds: float, span: Span) -> None:
         route = getattr(scope.get("route"), "path", UNMATCHED_ROUTE)

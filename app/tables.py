@@ -114,6 +114,8 @@ class ApiKey(Table):
     allowed_models: Mapped[list[str] | None]
     replaced_by: Mapped[str | None]
     created_by: Mapped[str | None]
+    # Of the API, for requests that name none (`app.api_version`).
+    api_version: Mapped[str] = mapped_column(server_default="2026-11-30")
 
 
 class Adapter(Table):

@@ -38,7 +38,10 @@ class KeyRotate(Body):
 
 
 class KeyView(Tagged):
-    """`replaced_by`: the key that a rotation made of this one."""
+    """`replaced_by`: the key that a rotation made of this one.
+
+    `api_version`: of the API, as requests with the key have it that name none.
+    """
 
     object: Literal["api_key"] = "api_key"
     id: str
@@ -52,6 +55,7 @@ class KeyView(Tagged):
     expires_at: Timestamp | None
     disabled_at: Timestamp | None
     replaced_by: str | None
+    api_version: str
 
     @classmethod
     def of(cls, key: ApiKey) -> Self:
@@ -83,4 +87,5 @@ def _fields(key: ApiKey) -> dict[str, object]:
         "expires_at": key.expires_at,
         "disabled_at": key.disabled_at,
         "replaced_by": key.replaced_by,
+        "api_version": key.api_version,
     }

@@ -18,6 +18,7 @@ from app.api_keys.grants import Grant, check_grant
 from app.api_keys.repository import ApiKeyRepository
 from app.api_keys.schemas import KeyCreate, KeyView
 from app.api_keys.secret import new_secret
+from app.api_version import NEWEST
 from app.audit.trail import AuditTrail
 from app.auth import Principal, hash_key
 from app.errors import BadRequestError, ConflictError, NotFoundError
@@ -88,7 +89,9 @@ async def rotate_key(
     before = KeyView.of(old)
     grant = Grant(old.scopes, old.allowed_models, old.expires_at)
     check_grant(grant, asking.grantor)
-    new, secret = await _add(asking, old.name, grant, pepper, limited_as=old)
+    new, secret = await _add(
+        asking, old.name, grant, pepper, limited_as=old, api_version=old.api_version
+    )
     ends_at = asking.now + timedelta(seconds=overlap_s)
     old.replaced_by = new.id
     old.expires_at = ends_at if old.expires_at is None else min(old.expires_at, ends_at)
@@ -121,12 +124,18 @@ async def delete_key(asking: Asking, key_id: str, *, if_match: str | None = None
 
 
 async def _add(
-    asking: Asking, name: str, grant: Grant, pepper: str, *, limited_as: ApiKey | None
+    asking: Asking,
+    name: str,
+    grant: Grant,
+    pepper: str,
+    *,
+    limited_as: ApiKey | None,
+    api_version: str = NEWEST,
 ) -> tuple[ApiKey, str]:
     """The new key and its secret.
 
     `limited_as` is a key that it shares limits and counters with: neither a new key nor a rotated
-    one is a fresh start.
+    one is a fresh start. `api_version`: a rotated one's programs are those of the one before.
     """
     secret = new_secret()
     key = ApiKey(
@@ -141,6 +150,7 @@ async def _add(
         created_by=asking.trail.actor,
         expires_at=grant.expires_at,
         limits={} if limited_as is None else limited_as.limits,
+        api_version=api_version,
         counted_as=None if limited_as is None else limited_as.counted_as or limited_as.id,
     )
     await ApiKeyRepository(asking.session, asking.tenant_id).add(key)

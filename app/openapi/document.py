@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 from fastapi import FastAPI
 
+from app.api_version import HEADER, KNOWN, NEWEST
 from app.openapi.examples import ANSWERS, BODIES, ERROR, PARAMETERS, REQUESTS, RESPONSES
 from app.openapi.samples import FIELDS, sample
 
@@ -42,6 +43,15 @@ ERROR_SCHEMA = {
         }
     },
 }
+VERSION_HEADER = {
+    "name": HEADER,
+    "in": "header",
+    "required": False,
+    "description": "The version of the API; without it the one that the key was made with.",
+    "schema": {"type": "string", "enum": [*KNOWN.values()]},
+    "example": NEWEST,
+}
+"""Any request may have it, and any answer has it: it is said once, and not for each of them."""
 
 
 def tenant_document(app: FastAPI) -> dict[str, Any]:
@@ -72,6 +82,7 @@ def operations_of(document: dict[str, Any]) -> Iterator[tuple[str, Operation]]:
 
 def _document(app: FastAPI, title: str, about: str, prefixes: tuple[str, ...]) -> dict[str, Any]:
     document = deepcopy(app.openapi())
+    about = f"{about} `API-Version: {NEWEST}` may be sent with any request."
     document["info"] = {"title": title, "version": version("tenfold"), "description": about}
     document["paths"] = {
         path: operations
@@ -79,6 +90,7 @@ def _document(app: FastAPI, title: str, about: str, prefixes: tuple[str, ...]) -
         if path.startswith(prefixes)
     }
     components = document.setdefault("components", {})
+    components["parameters"] = {"ApiVersion": VERSION_HEADER}
     components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     document["security"] = [{"key": []}]
     schemas = components.setdefault("schemas", {})

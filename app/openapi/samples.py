@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from app.api_version import NEWEST
+
 Schema = Mapping[str, Any]
 
 AT = 1_767_225_600  # 2026-01-01T00:00:00Z
@@ -70,6 +72,7 @@ FIELDS: dict[str, Any] = {
     "etag": HEX[:32],
     "secret": SECRET,
     "last4": "0000",
+    "api_version": NEWEST,
     "scopes": ["inference"],
     "allowed_models": ["support-bot"],
     "metadata": {"team": "support"},
