@@ -193,6 +193,8 @@ async def _find_key_by_id(context: AppContext, tenant_id: str, key_id: str) -> F
 
 async def _require_scope(request: Request, context: AppContext, scope: Scope) -> Principal:
     principal = await verify_key(context, _presented_key(request))
+    if getattr(request.state, "api_version", None) is None:  # the request names none
+        request.state.api_version = principal.api_version
     # Under /t/{tenant}/v1 another tenant's path is answered as if that tenant did not exist.
     tenant = request.path_params.get("tenant")
     if tenant is not None and tenant not in (principal.tenant_id, principal.tenant_slug):
@@ -201,8 +203,6 @@ async def _require_scope(request: Request, context: AppContext, scope: Scope) ->
         raise PermissionDeniedError(f"This API key lacks the scope '{scope}'.")
     request.state.actor = principal.key_id
     request.state.actor_tenant_id = principal.tenant_id
-    if getattr(request.state, "api_version", None) is None:  # the request names none
-        request.state.api_version = principal.api_version
     return principal
 
 
