@@ -34,6 +34,7 @@ from app.metrics.api import ApiMetrics
 from app.registry_snapshot import RegistrySnapshot
 from app.requests.acceptance import Acceptance
 from app.revocations import Revocations
+from app.rollouts.evaluation_slots import EvaluationSlots
 from app.rollouts.samples import SampleBook
 from app.rollouts.shadowing import Shadows
 from app.settings import Settings
@@ -80,6 +81,7 @@ class AppContext:
     validator: Validator = field(default_factory=Validator)
     turnstile: Turnstile = field(default_factory=Turnstile)
     downloads: DownloadSlots = field(default_factory=DownloadSlots)
+    evaluations: EvaluationSlots = field(default_factory=EvaluationSlots)
 
 
 @asynccontextmanager

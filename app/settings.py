@@ -67,6 +67,7 @@ class WorkerSettings(BaseSettings):
     import_hub: str = "https://huggingface.co"
     import_timeout_s: float = Field(default=3600.0, gt=0)
     import_credentials: SecretStr | None = None
+    golden_timeout_s: float = Field(default=3600.0, gt=0)
     usage_export_url: HttpUrl | None = None
     usage_export_token: SecretStr | None = None
     sweep_interval_s: float = Field(default=1.0, gt=0)

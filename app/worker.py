@@ -92,6 +92,7 @@ async def run(settings: WorkerSettings) -> None:
         settings.queue_secret.get_secret_value(),
         lambda: open_asker(settings, base, store, sandbox),
         utc_now,
+        timeout_s=settings.golden_timeout_s,
     )
     metrics = WorkerMetrics(database, settings.redis_url, ledger)
     batches = BatchJobs(

@@ -115,6 +115,7 @@ OVERRIDES: Mapping[str, Schema] = {
     "adapters.maxOverrideBytes": {"anyOf": [{"const": ""}, SECONDS]},
     "adapters.uploadPartBytes": KIBIBYTE,
     "adapters.downloadUrlSeconds": {"type": "integer", "minimum": 0, "maximum": 86_400},
+    "adapters.goldenTimeoutSeconds": {"type": "integer", "minimum": 1, "maximum": 86_400},
     "imports.hub": {"type": "string", "pattern": "^https?://"},
     "imports.timeoutSeconds": POSITIVE,
     "files.retentionDays": {"type": "integer", "minimum": 1},

@@ -3,7 +3,7 @@
 Knows nothing of HTTP. Invariants: these are trials (`app.completions.trial`), which nobody is
 billed for, and they count against their tenant's day; no registry connection is held while engines
 are asked; what came of it is kept with the version and is in the audit log, and no word of what was
-asked or answered is.
+asked or answered is; one process does a few at a time, and of one tenant's one.
 """
 
 from __future__ import annotations
@@ -61,13 +61,22 @@ async def evaluate(
     context: AppContext, tenant_id: str, adapter: str, version: str, trail: AuditTrail
 ) -> Evaluated:
     """Raises NotFoundError, ConflictError (`version_not_active`), BadRequestError (`eval_missing`,
-    or for prompts that cannot be asked), QuotaExceededError, or UnavailableError where engines have
-    not answered all of them in time: then nothing is kept.
+    or for prompts that cannot be asked), RateLimitedError while another is under way,
+    QuotaExceededError, or UnavailableError where too many are under way (`overloaded`), or engines
+    have not answered all of them in time: then nothing is kept.
     """
     async with context.database.session() as session:
         found = await find_at_tenant(session, tenant_id, adapter, version)
         prod = await _prod(session, found)
     refuse_unloadable(found)
+    with context.evaluations.hold(tenant_id):
+        return await _evaluate(context, found, prod, trail)
+
+
+async def _evaluate(
+    context: AppContext, found: AdapterVersion, prod: AdapterVersion | None, trail: AuditTrail
+) -> Evaluated:
+    tenant_id = found.tenant_id
     prompts = await own_prompts(context.store, found, param="version")
     await check_prompts(trials_of(context), prompts)
     asked = [tried_version(found), BASE, *([] if prod is None else [tried_version(prod)])]

@@ -4,7 +4,8 @@ Knows nothing of gates: `app.rollouts.jobs` judges what is written here. Invaria
 a rollout's prompts at a time, for as long as it renews its claim; of a few rollouts that are asked
 at once no two are of one tenant; a rollout that was paused or has ended meanwhile is written
 nothing of; no registry connection is held while engines are asked; where nothing can be said it is
-tried again later, but for `PATIENCE` alone where it is not engines that are waited for.
+tried again later, but for `PATIENCE` alone where it is not engines that are waited for; prompts
+that take too long, once they are being asked, fail their gate, so that nobody's turn is for ever.
 """
 
 from __future__ import annotations
@@ -85,12 +86,17 @@ class GoldenJobs:
         queue_secrets: str,
         open_asker: OpenAsker,
         now: Callable[[], datetime],
+        *,
+        timeout_s: float,
     ) -> None:
-        """open_asker: called when there is something to ask for the first time."""
+        """open_asker: called when there is something to ask for the first time. timeout_s: for all
+        of a rollout's prompts together.
+        """
         self._database = database
         self._sealer = GoldenSealer(queue_secrets)
         self._open_asker = open_asker
         self._now = now
+        self._timeout_s = timeout_s
         self._turns = Turns()
         self._stack = AsyncExitStack()
         self._opening = asyncio.Lock()
@@ -162,7 +168,14 @@ class GoldenJobs:
         async with self._opening:
             if self._asker is None:
                 self._asker = await self._stack.enter_async_context(self._open_asker())
-        failed, failed_before = await self._asker.failures(work.prompts, versions)
+        try:
+            async with asyncio.timeout(self._timeout_s) as limit:
+                failed, failed_before = await self._asker.failures(work.prompts, versions)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            num, now_s = len(work.prompts), self._now().timestamp()
+            return GoldenOutcome.of_none_asked(num, now_s, "golden_prompts_timeout")
         return GoldenOutcome(len(work.prompts), self._now().timestamp(), failed, failed_before)
 
     def _opened(self, work: _Work) -> list[GoldenPrompt]:

@@ -26,6 +26,7 @@ NOT_VALUES: Mapping[str, Mapping[str, str]] = {
         "TENFOLD_API_ID": "names one life of one process: each makes its own",
         "TENFOLD_API_LOST_AFTER_S": OF_WORKERS,
         "TENFOLD_BATCH_CONCURRENCY": OF_WORKERS,
+        "TENFOLD_GOLDEN_TIMEOUT_S": OF_WORKERS,
         "TENFOLD_HEALTH_HOST": "its probes ask at the tenants' port",
         "TENFOLD_HEALTH_PORT": "its probes ask at the tenants' port",
         "TENFOLD_IMPORT_CA_FILE": OF_WORKERS,
@@ -55,6 +56,7 @@ EVERYTHING: Object = {
         "retentionDays": 30,
         "knownBases": ["acme/one", "acme/two"],
         "maxOverrideBytes": 0,
+        "goldenTimeoutSeconds": 600,
     },
     "imports": {
         "allow": ["hf://acme", "https://models.example.com"],
@@ -158,6 +160,7 @@ def test_api_and_workers_take_what_they_are_told(monkeypatch: pytest.MonkeyPatch
     }
     assert worker.import_networks == "10.1.0.0/16,10.2.0.0/16"
     assert (worker.import_hub, worker.import_timeout_s) == ("https://hub.example.com", 60.0)
+    assert worker.golden_timeout_s == 600.0
     assert str(worker.usage_export_url) == "https://usage.example.com/events"
     assert worker.usage_export_token is not None
 

@@ -40,6 +40,7 @@ what several of them must agree on is said to each of them from one value.
 {{/* How workers import, and whom they tell what was used. */}}
 {{- define "tenfold.workerSettings" -}}
 {{- include "tenfold.settingsEnv" (dict "settings" .Values.imports "variables" (dict "hub" "IMPORT_HUB" "timeoutSeconds" "IMPORT_TIMEOUT_S")) }}
+{{- include "tenfold.settingsEnv" (dict "settings" .Values.adapters "variables" (dict "goldenTimeoutSeconds" "GOLDEN_TIMEOUT_S")) }}
 - {name: TENFOLD_IMPORT_NETWORKS, value: {{ join "," .Values.imports.networks | quote }}}
 {{- if .Values.imports.caSecret }}
 - {name: TENFOLD_IMPORT_CA_FILE, value: /etc/tenfold/import-ca/{{ .Values.imports.caKey }}}

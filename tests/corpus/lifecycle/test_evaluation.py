@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import httpx
@@ -12,6 +14,8 @@ from sqlalchemy import text
 
 from app.context import AppContext
 from app.db import Database
+from app.errors import RateLimitedError, UnavailableError
+from app.rollouts.evaluation_slots import MAX_AT_ONCE, EvaluationSlots
 from app.rollouts.golden_sealing import GoldenSealer
 from engine.messages import TRIAL_TENANT, EngineError, EngineRequest, ServiceTier
 from lora.base_spec import BaseSpec
@@ -20,6 +24,7 @@ from tests.builders.adapter_files import adapter_files
 from tests.builders.operator import Operator, Tenant
 from tests.builders.queue_secret import QUEUE_SECRET
 from tests.builders.stub_engine import StubEngine
+from tests.builders.waiting import until
 from tests.corpus.lifecycle.conftest import BOT, Version, code
 
 V1, V2 = f"{BOT}/versions/v1", f"{BOT}/versions/v2"
@@ -121,6 +126,34 @@ async def test_what_cannot_be_evaluated_is_refused_and_nothing_is_kept(
     await operator.done("DELETE", V2)
     refused = await operator.call("POST", f"{V2}/evaluate")
     assert code(refused) == (409, "version_not_active")
+
+
+async def test_a_tenant_evaluates_one_version_at_a_time(
+    operator: Operator, pair: list[Version], engine: StubEngine, replies: Replies
+) -> None:
+    teach(replies, pair)
+    engine.pause()
+    first = asyncio.create_task(operator.call("POST", f"{V2}/evaluate"))
+    await until(lambda: engine.num_running > 0)
+    second = await operator.call("POST", f"{V2}/evaluate")
+    assert code(second) == (429, "rate_limit_exceeded") and second.headers["retry-after"] == "10"
+    engine.resume()
+    assert (await first).status_code == 200
+    assert (await operator.call("POST", f"{V2}/evaluate")).status_code == 200, "the control"
+
+
+def test_one_process_does_a_few_evaluations_at_once_and_then_others() -> None:
+    slots = EvaluationSlots()
+    with ExitStack() as held:
+        for number in range(MAX_AT_ONCE):
+            held.enter_context(slots.hold(f"ten_{number}"))
+        with pytest.raises(UnavailableError) as refused, slots.hold("ten_more"):
+            pass
+        assert refused.value.code == "overloaded"
+        with pytest.raises(RateLimitedError), slots.hold("ten_0"):
+            pass
+    with slots.hold("ten_more"):
+        pass
 
 
 async def test_a_rollout_that_names_no_golden_prompts_asks_those_that_its_version_brought(

@@ -9,8 +9,8 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, nullcontext
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +19,6 @@ import jsonschema_rs
 import pytest
 
 from app.completions.tokenizer import Tokenizer
-from app.completions.trial import trials_of
 from app.context import AppContext
 from app.rollouts import expectations
 from app.rollouts.expectations import (
@@ -29,7 +28,6 @@ from app.rollouts.expectations import (
     ExpectationError,
     expects_json,
 )
-from app.rollouts.golden_asking import Asker
 from app.rollouts.golden_jobs import PATIENCE, RETRY, GoldenJobs
 from app.rollouts.golden_schemas import MAX_PROMPTS
 from app.rollouts.jobs import RolloutJobs
@@ -37,11 +35,11 @@ from lora.base_spec import BaseSpec
 from tests.builders.adapter_files import adapter_files
 from tests.builders.clock import Clock
 from tests.builders.operator import OPERATOR, Operator
-from tests.builders.queue_secret import QUEUE_SECRET
 from tests.builders.stub_engine import StubEngine
 from tests.builders.waiting import until
 from tests.corpus.lifecycle.conftest import BOT, Version, code
-from tests.corpus.lifecycle.golden_world import (
+from tests.corpus.lifecycle.golden.conftest import NewJobs
+from tests.corpus.lifecycle.golden.world import (
     GATE,
     GOLDEN,
     PROD,
@@ -54,41 +52,6 @@ from tests.corpus.lifecycle.golden_world import (
 OTHER_SECRET = "a secret of after they were sealed"
 OTHERS = "/tenants/globex/adapters/bot/rollouts"
 DAY_S = 86_400
-
-
-@pytest.fixture
-def replies(context: AppContext) -> Replies:
-    return Replies(context)
-
-
-@pytest.fixture
-def engine(redis_url: str, replies: Replies) -> Iterator[StubEngine]:
-    with StubEngine(redis_url, reply=replies, tokens_per_step=32) as running:
-        yield running
-
-
-NewJobs = Callable[..., GoldenJobs]
-
-
-@pytest.fixture
-async def new_jobs(context: AppContext) -> AsyncIterator[NewJobs]:
-    """Of a worker that works when the test says so."""
-    made: list[GoldenJobs] = []
-
-    def new_jobs(secret: str = QUEUE_SECRET, base: BaseSpec | None = None) -> GoldenJobs:
-        asker = Asker(replace(trials_of(context), base=base or context.base))
-        jobs = GoldenJobs(context.database, secret, lambda: nullcontext(asker), context.now)
-        made.append(jobs)
-        return jobs
-
-    yield new_jobs
-    for jobs in made:
-        await jobs.close()
-
-
-@pytest.fixture
-def golden(new_jobs: NewJobs) -> GoldenJobs:
-    return new_jobs()
 
 
 @pytest.mark.parametrize(
@@ -154,6 +117,35 @@ async def test_control_prompts_are_asked_by_a_worker_that_can_and_engines_are_wa
     assert await golden.work_next()
     found = (await shown(operator, rollout))["golden"]
     assert (found["failed"], found["error"]) == ([], None)
+
+
+@pytest.mark.parametrize(("timeout_s", "problem"), [(0.3, "golden_prompts_timeout"), (60, None)])
+async def test_prompts_that_take_too_long_as_a_whole_fail_their_gate_and_it_says_why(
+    operator: Operator,
+    versions: list[Version],
+    engine: StubEngine,
+    new_jobs: NewJobs,
+    worker: RolloutJobs,
+    timeout_s: float,
+    problem: str | None,
+) -> None:
+    """With the control: the same engine, and patience enough."""
+    rollout = await start(operator)
+    engine.pause()
+    asking = asyncio.create_task(new_jobs(timeout_s=timeout_s).work_next())
+    await until(lambda: engine.num_running > 0)
+    await asyncio.wait((asking,), timeout=1.0)
+    assert asking.done() == (problem is not None)
+    engine.resume()
+    assert await asking
+    assert (await shown(operator, rollout))["golden"]["error"] == problem
+    assert await worker.work() == (problem is not None)
+    done = await shown(operator, rollout)
+    if problem is None:
+        assert done["state"] == "running"
+    else:
+        (gate,) = done["verdict"]["gates"]
+        assert (done["state"], gate["verdict"], gate["reason"]) == ("rolled_back", "fail", problem)
 
 
 @pytest.fixture

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
 from sqlalchemy import text
 
-from app.completions.trial import trials_of
-from app.context import AppContext
 from app.db import Database
 from app.encryption import SealBrokenError
-from app.rollouts.golden_asking import Asker
 from app.rollouts.golden_jobs import GoldenJobs
 from app.rollouts.golden_schemas import MAX_PROMPTS, GoldenPrompt
 from app.rollouts.golden_sealing import GoldenSealer
@@ -27,7 +22,7 @@ from tests.builders.queue_secret import QUEUE_SECRET
 from tests.builders.stub_engine import StubEngine
 from tests.builders.waiting import until
 from tests.corpus.lifecycle.conftest import Version, code
-from tests.corpus.lifecycle.golden_world import (
+from tests.corpus.lifecycle.golden.world import (
     GATE,
     GOLDEN,
     PROD,
@@ -37,26 +32,6 @@ from tests.corpus.lifecycle.golden_world import (
     shown,
     start,
 )
-
-
-@pytest.fixture
-def replies(context: AppContext) -> Replies:
-    return Replies(context)
-
-
-@pytest.fixture
-def engine(redis_url: str, replies: Replies) -> Iterator[StubEngine]:
-    with StubEngine(redis_url, reply=replies, tokens_per_step=32) as running:
-        yield running
-
-
-@pytest.fixture
-async def golden(context: AppContext) -> AsyncIterator[GoldenJobs]:
-    """A worker's, done when the test says so, at the API's own end of the queue."""
-    asker = Asker(trials_of(context))
-    jobs = GoldenJobs(context.database, QUEUE_SECRET, lambda: nullcontext(asker), context.now)
-    yield jobs
-    await jobs.close()
 
 
 async def test_a_candidate_that_lost_golden_prompts_is_taken_back_by_itself(
