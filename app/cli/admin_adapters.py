@@ -13,11 +13,13 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 
 from app.cli.admin_client import (
     AdminClient,
+    IfMatch,
     Json,
     client_of,
     describe_checks,
     describe_error,
     fail,
+    meant_for,
     show,
     show_json,
     stderr,
@@ -97,11 +99,14 @@ def alias(
     wait: Annotated[
         float, typer.Option("--wait", help="Seconds for engines to load the version first.")
     ] = 0,
+    if_match: IfMatch = None,
     as_json: Json = False,
 ) -> None:
     """Point an alias, for instance prod, at a version, for instance v2."""
     path = f"/tenants/{tenant}/adapters/{name}/aliases/{alias}"
-    moved = client_of(context).call("PUT", path, json={"version": version}, params={"wait": wait})
+    body, query = {"version": version}, {"wait": wait}
+    headers = meant_for(if_match)
+    moved = client_of(context).call("PUT", path, json=body, params=query, headers=headers)
     show_json(moved) if as_json else show([moved], ("alias", "version", "version_id"))
 
 
@@ -111,12 +116,14 @@ def delete(
     name: str,
     tenant: TenantOption,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    if_match: IfMatch = None,
     as_json: Json = False,
 ) -> None:
     """Delete an adapter with all its versions."""
     if not yes:
         typer.confirm(f"Delete {name} of {tenant} with all versions?", abort=True, err=True)
-    deleted = client_of(context).call("DELETE", f"/tenants/{tenant}/adapters/{name}")
+    path = f"/tenants/{tenant}/adapters/{name}"
+    deleted = client_of(context).call("DELETE", path, headers=meant_for(if_match))
     show_json(deleted) if as_json else show([deleted], ("id", "deleted"))
 
 

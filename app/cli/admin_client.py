@@ -26,6 +26,8 @@ UNLIMITED_COLUMNS = 100_000
 
 Json = Annotated[bool, typer.Option("--json", help="Print the API's JSON instead of a table.")]
 
+IfMatch = Annotated[str | None, typer.Option(help="The etag of what you mean to change.")]
+
 stderr = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
 
 
@@ -91,6 +93,11 @@ def client_of(context: typer.Context) -> AdminClient:
     client = open_client(target)
     context.call_on_close(client.http.close)
     return client
+
+
+def meant_for(if_match: str | None) -> dict[str, str]:
+    """The headers of a change that is meant for the state with this etag, or for any."""
+    return {} if if_match is None else {"if-match": if_match}
 
 
 def describe_error(response: httpx.Response) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from app.cli.admin_client import Json, client_of, show, show_json, stderr
+from app.cli.admin_client import IfMatch, Json, client_of, meant_for, show, show_json, stderr
 
 COLUMNS = (
     "id",
@@ -74,18 +74,27 @@ def rotate(
     overlap_hours: Annotated[
         float, typer.Option(min=0, help="How long the old key still works.")
     ] = 24.0,
+    if_match: IfMatch = None,
     as_json: Json = False,
 ) -> None:
     """Replace a key by a new one that may do the same. Its secret is shown this once."""
     body = {"overlap_s": int(overlap_hours * HOUR_S)}
     path = f"/tenants/{tenant}/keys/{key_id}/rotate"
-    _show_secret(client_of(context).call("POST", path, json=body), as_json=as_json)
+    rotated = client_of(context).call("POST", path, json=body, headers=meant_for(if_match))
+    _show_secret(rotated, as_json=as_json)
 
 
 @key.command("disable")
-def disable(context: typer.Context, tenant: str, key_id: str, as_json: Json = False) -> None:
+def disable(
+    context: typer.Context,
+    tenant: str,
+    key_id: str,
+    if_match: IfMatch = None,
+    as_json: Json = False,
+) -> None:
     """Refuse a key from now on."""
-    disabled = client_of(context).call("POST", f"/tenants/{tenant}/keys/{key_id}/disable")
+    path = f"/tenants/{tenant}/keys/{key_id}/disable"
+    disabled = client_of(context).call("POST", path, headers=meant_for(if_match))
     show_json(disabled) if as_json else show([disabled], COLUMNS)
 
 
@@ -95,12 +104,14 @@ def delete(
     tenant: str,
     key_id: str,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    if_match: IfMatch = None,
     as_json: Json = False,
 ) -> None:
     """Delete a key."""
     if not yes:
         typer.confirm(f"Delete the key {key_id} of {tenant}?", abort=True, err=True)
-    deleted = client_of(context).call("DELETE", f"/tenants/{tenant}/keys/{key_id}")
+    path = f"/tenants/{tenant}/keys/{key_id}"
+    deleted = client_of(context).call("DELETE", path, headers=meant_for(if_match))
     show_json(deleted) if as_json else show([deleted], ("id", "deleted"))
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from app.cli.admin_client import Json, client_of, fail, show, show_json
+from app.cli.admin_client import IfMatch, Json, client_of, fail, meant_for, show, show_json
 
 COLUMNS = ("id", "name", "limits", "weight", "reserved_share", "allows_priority")
 IN_FORCE = ("kind", "limit", "mode", "scope", "source")
@@ -56,11 +56,14 @@ def set_plan(
     limit: LimitOptions = None,
     weight: Weight = None,
     priority: Priority = None,
+    if_match: IfMatch = None,
     as_json: Json = False,
 ) -> None:
     """Replace all that a plan says, for its tenants at once."""
     body = _terms(limit, weight, priority)
-    _show_plan(client_of(context).call("PUT", f"/plans/{name}", json=body), as_json=as_json)
+    headers = meant_for(if_match)
+    put = client_of(context).call("PUT", f"/plans/{name}", json=body, headers=headers)
+    _show_plan(put, as_json=as_json)
 
 
 @plan.command("list")
@@ -71,9 +74,11 @@ def list_(context: typer.Context, as_json: Json = False) -> None:
 
 
 @plan.command("delete")
-def delete(context: typer.Context, name: str, as_json: Json = False) -> None:
+def delete(
+    context: typer.Context, name: str, if_match: IfMatch = None, as_json: Json = False
+) -> None:
     """Delete a plan that no tenant is on."""
-    deleted = client_of(context).call("DELETE", f"/plans/{name}")
+    deleted = client_of(context).call("DELETE", f"/plans/{name}", headers=meant_for(if_match))
     show_json(deleted) if as_json else show([deleted], ("id", "deleted"))
 
 
@@ -82,11 +87,13 @@ def assign(
     context: typer.Context,
     tenant: str,
     name: Annotated[str, typer.Argument(help="A plan, or none.")],
+    if_match: IfMatch = None,
     as_json: Json = False,
 ) -> None:
     """Put a tenant on a plan."""
     body = {"plan": None if name == NO_LIMIT else name}
-    shown = client_of(context).call("PUT", f"/tenants/{tenant}/plan", json=body)
+    headers = meant_for(if_match)
+    shown = client_of(context).call("PUT", f"/tenants/{tenant}/plan", json=body, headers=headers)
     show_json(shown) if as_json else show(shown["in_force"], IN_FORCE)
 
 
@@ -115,9 +122,7 @@ def set_limits(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what a tenant's would be.")
     ] = False,
-    if_match: Annotated[
-        str | None, typer.Option(help="The etag of what you mean to change.")
-    ] = None,
+    if_match: IfMatch = None,
     as_json: Json = False,
 ) -> None:
     """Replace the limits that a tenant, a key or an adapter has of its own."""
@@ -128,8 +133,9 @@ def set_limits(
         body = body["limits"]
     query = {"dry_run": "1"} if dry_run else {}
     path = _path(tenant, key, adapter)
-    headers = {} if if_match is None else {"if-match": if_match}
-    shown = client_of(context).call("PUT", path, params=query, json=body, headers=headers)
+    shown = client_of(context).call(
+        "PUT", path, params=query, json=body, headers=meant_for(if_match)
+    )
     show_json(shown) if as_json else show(shown["in_force"], IN_FORCE)
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from app.cli.admin_client import Json, client_of, fail, show, show_json
+from app.cli.admin_client import IfMatch, Json, client_of, fail, meant_for, show, show_json
 
 COLUMNS = ("id", "slug", "external_id", "limits", "status")
 DETAILS = (*COLUMNS, "allowed_bases", "data_policy", "metadata", "etag")
@@ -76,9 +76,7 @@ def change(
     base: Base = None,
     all_bases: Annotated[bool, typer.Option("--all-bases", help="Any base may be called.")] = False,
     store_prompts_days: StoreDays = None,
-    if_match: Annotated[
-        str | None, typer.Option(help="The etag of what you mean to change.")
-    ] = None,
+    if_match: IfMatch = None,
     as_json: Json = False,
 ) -> None:
     """Change what is given, and leave the rest."""
@@ -91,22 +89,31 @@ def change(
         body["data_policy"] = _policy(store_prompts_days)
     if not body:
         fail("nothing to change: see --help")
-    headers = {} if if_match is None else {"if-match": if_match}
-    changed = client_of(context).call("PATCH", f"/tenants/{tenant}", json=body, headers=headers)
+    changed = client_of(context).call(
+        "PATCH", f"/tenants/{tenant}", json=body, headers=meant_for(if_match)
+    )
     show_json(changed) if as_json else show([changed], DETAILS)
 
 
 @tenant.command("suspend")
-def suspend(context: typer.Context, tenant: str, as_json: Json = False) -> None:
+def suspend(
+    context: typer.Context, tenant: str, if_match: IfMatch = None, as_json: Json = False
+) -> None:
     """Refuse a tenant's new requests; those that run finish."""
-    suspended = client_of(context).call("POST", f"/tenants/{tenant}/suspend")
+    suspended = client_of(context).call(
+        "POST", f"/tenants/{tenant}/suspend", headers=meant_for(if_match)
+    )
     show_json(suspended) if as_json else show([suspended], COLUMNS)
 
 
 @tenant.command("resume")
-def resume(context: typer.Context, tenant: str, as_json: Json = False) -> None:
+def resume(
+    context: typer.Context, tenant: str, if_match: IfMatch = None, as_json: Json = False
+) -> None:
     """Take a suspended tenant's requests again."""
-    resumed = client_of(context).call("POST", f"/tenants/{tenant}/resume")
+    resumed = client_of(context).call(
+        "POST", f"/tenants/{tenant}/resume", headers=meant_for(if_match)
+    )
     show_json(resumed) if as_json else show([resumed], COLUMNS)
 
 
@@ -118,13 +125,16 @@ def delete(
     erase: Annotated[
         bool, typer.Option("--erase", help="Do not leave running requests their adapters' bytes.")
     ] = False,
+    if_match: IfMatch = None,
     as_json: Json = False,
 ) -> None:
     """Delete a tenant with its keys and adapters. The ledger and the audit log stay."""
     if not yes:
         typer.confirm(f"Delete {tenant} with all its keys and adapters?", abort=True, err=True)
     query = {"erase": "true"} if erase else {}
-    deleted = client_of(context).call("DELETE", f"/tenants/{tenant}", params=query)
+    deleted = client_of(context).call(
+        "DELETE", f"/tenants/{tenant}", params=query, headers=meant_for(if_match)
+    )
     show_json(deleted) if as_json else show([deleted], ("id", "deleted", "erased"))
 
 

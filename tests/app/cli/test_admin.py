@@ -93,9 +93,12 @@ def test_operator_changes_a_tenant_rotates_a_key_and_verifies_the_log(run: Comma
     assert done("tenant", "resume", "acme") == done("tenant", "show", "acme")
 
     old = done("key", "create", "acme", "--model", "support-bot")
-    new = done("key", "rotate", "acme", old["id"], "--overlap-hours", "1")
+    as_made = ("--if-match", old["etag"])
+    new = done("key", "rotate", "acme", old["id"], "--overlap-hours", "1", *as_made)
     assert done("key", "show", "acme", old["id"])["replaced_by"] == new["id"] != old["id"]
     assert new["allowed_models"] == ["support-bot"]
+    late = run("key", "delete", "acme", old["id"], "--yes", *as_made)
+    assert late.exit_code == 1 and "412 etag_mismatch" in late.stderr
     done("key", "delete", "acme", old["id"], "--yes")
 
     actions = [event["action"] for event in done("audit", "list", "acme")]
