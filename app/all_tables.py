@@ -7,6 +7,7 @@ and the test of the migrations says so.
 from __future__ import annotations
 
 import app.adapters.tables
+import app.admission.tables
 import app.audit.tables
 import app.batches.tables
 import app.files.tables

@@ -385,20 +385,3 @@ class UsageOutbox(Table):
     delivered: Mapped[dict[str, Any] | None]
     attempts: Mapped[int] = mapped_column(server_default=text("0"))
     not_before: Mapped[datetime] = mapped_column(server_default=func.now())
-
-
-class Spend(Table):
-    """What a tenant, key or adapter used on a day (UTC) of its requests' acceptance.
-
-    Kept with the ledger, in the same transaction. `subject` is `tenant:ten_...`, `key:key_...` or
-    `adapter:adp_...`. No foreign key: the bill outlives the tenant.
-    """
-
-    __tablename__ = "spend"
-
-    tenant_id: Mapped[str] = mapped_column(primary_key=True)
-    subject: Mapped[str] = mapped_column(primary_key=True)
-    day: Mapped[date] = mapped_column(primary_key=True)
-    num_tokens: Mapped[int] = mapped_column(BigInteger)
-    cost_nanos: Mapped[int] = mapped_column(BigInteger)
-    version: Mapped[int] = mapped_column(BigInteger)

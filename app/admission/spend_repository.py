@@ -17,8 +17,9 @@ from sqlalchemy import func, select, text, tuple_
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from app.admission.tables import Spend
 from app.db import tenant_scope
-from app.tables import AcceptedRequest, Spend
+from app.tables import AcceptedRequest
 
 # More than two months of days, and longer than Redis keeps them: no figure goes back there.
 _DAYS_READ = 70
