@@ -7,11 +7,13 @@ asked again; what a process says is believed only as far as it can be read as an
 from __future__ import annotations
 
 import asyncio
+import socket
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 import msgspec
 
-from app.adapters.zygote import Zygote, ZygoteError
+from app.adapters.zygote import ZygoteError
 from app.chat_templates.messages import (
     DEADLINE_S,
     LENGTH_BYTES,
@@ -43,10 +45,12 @@ class TemplateProcess:
         self._is_new = True
 
     @classmethod
-    async def start(cls, zygote: Zygote, setup: Setup) -> TemplateProcess:
-        """Raises SandboxError."""
+    async def start(
+        cls, connect: Callable[[], Awaitable[socket.socket]], setup: Setup
+    ) -> TemplateProcess:
+        """connect: as `Zygote.connect`, off the event loop. Raises SandboxError."""
         try:
-            connection = await asyncio.to_thread(zygote.connect)
+            connection = await connect()
             reader, writer = await asyncio.open_unix_connection(sock=connection)
         except (ZygoteError, OSError) as error:
             raise SandboxError(str(error)) from error

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import structlog
 
@@ -29,6 +31,8 @@ MAX_AT_ONCE = 4
 MAX_IDLE = 32
 IDLE_S = 60.0
 TURN_S = 10.0
+
+T = TypeVar("T")
 
 _TIME = Answer(problem="time", is_last=True)
 
@@ -60,6 +64,8 @@ class TemplateSandbox:
     ) -> None:
         self._special_tokens = dict(special_tokens)
         self._zygote = Zygote(ZYGOTE)
+        # Of its own, so that no conversation waits for uploads' disks.
+        self._threads = ThreadPoolExecutor(max_at_once, thread_name_prefix="chat-templates")
         self._slots = asyncio.Semaphore(max_at_once)
         self._owners: weakref.WeakValueDictionary[str, asyncio.Lock]
         self._owners = weakref.WeakValueDictionary()
@@ -79,7 +85,8 @@ class TemplateSandbox:
         Raises SandboxError, SandboxBusyError.
         """
         try:
-            task = await asyncio.to_thread(encode_task, messages, variables, max_chars)
+            encode = partial(encode_task, messages, variables, max_chars)
+            task = await self._in_thread(encode)
         except (ValueError, RecursionError):
             return Answer(problem="failed", message="the messages are nested too deeply")
         async with self._turn(source.owner):
@@ -90,7 +97,8 @@ class TemplateSandbox:
                     return answer
             # NOTE: one that was kept may have died of something else: a new one tells.
             setup = Setup(source.text, self._special_tokens)
-            made = await TemplateProcess.start(self._zygote, setup)
+            connect = partial(self._in_thread, self._zygote.connect)
+            made = await TemplateProcess.start(connect, setup)
             answer = await self._ask(made, source, task, max_chars)
         if answer is None:
             log.warning("chat_template_ended", owner=source.owner, sha256=source.sha256)
@@ -99,6 +107,10 @@ class TemplateSandbox:
     async def close(self) -> None:
         self._idle.clear()
         await asyncio.to_thread(self._zygote.close)
+        self._threads.shutdown(wait=False)
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     async def _ask(
         self, process: TemplateProcess, source: TemplateSource, task: bytes, max_chars: int

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
@@ -161,3 +163,20 @@ async def test_a_template_is_tried_on_small_conversations(sandbox: TemplateSandb
         found = await check_template(sandbox, "ten_a", data, MAX_CHARS)
         assert [each.code for each in found] == codes, content[:60]
         assert all(each.message.isprintable() for each in found)
+
+
+async def test_a_conversation_waits_for_no_thread_that_uploads_hold(
+    sandbox: TemplateSandbox,
+) -> None:
+    held = threading.Event()
+    threads = ThreadPoolExecutor(1)
+    asyncio.get_running_loop().set_default_executor(threads)
+    upload = asyncio.get_running_loop().run_in_executor(None, held.wait, 30)
+    try:
+        with pytest.raises(TimeoutError):  # the control: whoever needs one of those waits
+            async with asyncio.timeout(0.1):
+                await asyncio.to_thread(int)
+        assert (await render(sandbox, PLAIN)).text == "<s>Hello"
+    finally:
+        held.set()
+        await upload
