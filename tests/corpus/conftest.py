@@ -1,7 +1,7 @@
 """The corpus's verdict: how many adapters were refused as expected, served as PEFT does, or wrong.
 
-Knows nothing of the adapters. Invariant: what is printed last counts every case that ran, in
-whichever process it did.
+Knows nothing of the adapters; a tenant is here for whoever sends some. Invariant: what is printed
+last counts every case that ran, in whichever process it did.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Callable
 
 import pytest
+
+from tests.builders.operator import Operator, Tenant
 
 PROPERTY = "adapters"
 LONGEST = "test_mutants.py"
@@ -20,6 +22,14 @@ Verdict = Callable[[str, bool], None]
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest first, so that no process is left alone with it."""
     items.sort(key=lambda item: item.path.name != LONGEST)
+
+
+@pytest.fixture
+async def acme(operator: Operator) -> Tenant:
+    """With an adapter, `bot`, that has no version yet."""
+    tenant = await operator.new_tenant("acme")
+    await operator.new_adapter("acme", "bot")
+    return tenant
 
 
 @pytest.fixture

@@ -119,13 +119,6 @@ def settings(settings: Settings) -> Settings:
     return settings.model_copy(update={"known_bases": KNOWN_BASE})
 
 
-@pytest.fixture
-async def acme(operator: Operator) -> Tenant:
-    tenant = await operator.new_tenant("acme")
-    await operator.new_adapter("acme", "bot")
-    return tenant
-
-
 async def answer_to(operator: Operator, files: Files) -> tuple[int, str | None]:
     """Status and code; of what is accepted, the code that the worker's check gives."""
     response = await operator.upload("acme", "bot", files)

@@ -89,13 +89,6 @@ def files(tiny_base: BaseSpec) -> dict[str, bytes]:
 
 
 @pytest.fixture
-async def acme(operator: Operator) -> Tenant:
-    tenant = await operator.new_tenant("acme")
-    await operator.new_adapter("acme", "bot")
-    return tenant
-
-
-@pytest.fixture
 def runner(context: AppContext, names: Names) -> ImportRunner:
     return new_runner(context, names)
 

@@ -30,13 +30,6 @@ Ask = Callable[..., Awaitable[httpx.Response]]
 
 
 @pytest.fixture
-async def acme(operator: Operator) -> Tenant:
-    tenant = await operator.new_tenant("acme")
-    await operator.new_adapter("acme", "bot")
-    return tenant
-
-
-@pytest.fixture
 def push(operator: Operator, acme: Tenant, tiny_base: BaseSpec) -> Push:
     """Upload a version whose bytes are the seed's, and let the worker verify it."""
 

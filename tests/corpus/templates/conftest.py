@@ -33,13 +33,6 @@ async def sandbox() -> AsyncIterator[TemplateSandbox]:
 
 
 @pytest.fixture
-async def acme(operator: Operator) -> Tenant:
-    tenant = await operator.new_tenant("acme")
-    await operator.new_adapter("acme", "bot")
-    return tenant
-
-
-@pytest.fixture
 def with_template(tiny_base: BaseSpec) -> Callable[..., Files]:
     """An adapter's files; the weights are the seed's."""
 

@@ -27,13 +27,6 @@ def files(tiny_base: BaseSpec) -> dict[str, bytes]:
 
 
 @pytest.fixture
-async def acme(operator: Operator) -> Tenant:
-    tenant = await operator.new_tenant("acme")
-    await operator.new_adapter("acme", "bot")
-    return tenant
-
-
-@pytest.fixture
 async def globex(operator: Operator) -> Tenant:
     tenant = await operator.new_tenant("globex")
     await operator.new_adapter("globex", "bot")

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import httpx
 import numpy as np
-import pytest
 from safetensors.numpy import load, save
 
 from app.settings import Settings
@@ -17,13 +16,6 @@ from tests.builders.adapter_files import adapter_config, adapter_files, adapter_
 from tests.builders.operator import Operator, Tenant
 
 Files = dict[str, bytes]
-
-
-@pytest.fixture
-async def acme(operator: Operator) -> Tenant:
-    tenant = await operator.new_tenant("acme")
-    await operator.new_adapter("acme", "bot")
-    return tenant
 
 
 async def validate(operator: Operator, files: Files, tenant: str = "acme") -> httpx.Response:

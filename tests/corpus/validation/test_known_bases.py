@@ -30,13 +30,6 @@ def settings(settings: Settings) -> Settings:
     return settings.model_copy(update={"known_bases": f" {OTHER}, {SERVED},"})
 
 
-@pytest.fixture
-async def acme(operator: Operator) -> Tenant:
-    tenant = await operator.new_tenant("acme")
-    await operator.new_adapter("acme", "bot")
-    return tenant
-
-
 def trained_on(base: BaseSpec, name: str | None) -> Files:
     config = adapter_config(base_model_name_or_path=name)
     return adapter_files(base) | {CONFIG_FILE: config}

@@ -58,13 +58,6 @@ async def jobs(jobs: JobRunner, redis_url: str) -> AsyncIterator[JobRunner]:
 
 
 @pytest.fixture
-async def acme(operator: Operator) -> Tenant:
-    tenant = await operator.new_tenant("acme")
-    await operator.new_adapter("acme", "bot")
-    return tenant
-
-
-@pytest.fixture
 def ask(api: httpx.AsyncClient, acme: Tenant) -> Ask:
     async def ask(model: str = "bot", **fields: Any) -> httpx.Response:
         body = {"model": model, "temperature": 0, **fields}
