@@ -28,11 +28,15 @@ POOL_TIMEOUT_S = 5.0
 _CONNECT_FAILURES = (
     OSError,
     TimeoutError,
+    RuntimeError,
     asyncpg.PostgresError,
     asyncpg.InterfaceError,
     exc.DBAPIError,
     exc.TimeoutError,
 )
+CLOSED = "the handler is closed"
+"""uvloop says so in a RuntimeError: the connection was lost in the turn in which it is written to,
+and neither driver looks for that."""
 # SQLSTATE classes: connection exception, insufficient resources, shutdown or start-up.
 _LOST_STATES = ("08", "53", "57P")
 _SCOPE = text(
@@ -102,6 +106,10 @@ class Database:
                 if _is_lost(error):
                     raise registry_unavailable(error) from error
                 raise
+            except RuntimeError as error:
+                if CLOSED in str(error):
+                    raise registry_unavailable(error) from error
+                raise
         finally:
             # Shielded: a request that is cancelled must still give its connection back.
             await asyncio.shield(_close(session))
@@ -110,7 +118,7 @@ class Database:
 async def _close(session: AsyncSession) -> None:
     try:
         await session.close()
-    except exc.DBAPIError:  # the roll-back failed, so the connection is of no use to anybody
+    except (exc.DBAPIError, RuntimeError):  # no roll-back: the connection is of no use to anybody
         await session.invalidate()
 
 

@@ -19,7 +19,8 @@ from app.database_url import connect
 from app.db import CONNECT_TIMEOUT_S
 
 STATEMENT_TIMEOUT_S = 1.0
-LOST = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError)
+LOST = (OSError, TimeoutError, RuntimeError, asyncpg.PostgresError, asyncpg.InterfaceError)
+"""RuntimeError: uvloop's, of a write to a connection that was lost in the same turn."""
 
 _LEDGER_SCOPE = "SELECT set_config('app.scope', 'ledger', true)"
 _ACCEPT = """

@@ -309,6 +309,10 @@ class QueueClient:
             except QueueUnavailableError as error:
                 log.warning("queue_unavailable", task=name, error=str(error))
                 await asyncio.sleep(RETRY_S)
+            except Exception:  # who waits is told of our mistake, and who comes finds it whole
+                log.exception("queue_task_failed", task=name)
+                self._fail_all()
+                await asyncio.sleep(RETRY_S)
 
     def _end_with(self, task: asyncio.Task[None]) -> None:
         """A task that ends on its own is our own mistake: say so, and leave nobody waiting."""
@@ -316,6 +320,9 @@ class QueueClient:
             return
         log.error("queue_task_died", task=task.get_name(), exc_info=task.exception())
         self._watch.is_connected = False
+        self._fail_all()
+
+    def _fail_all(self) -> None:
         for stream in list(self._streams.values()):
             stream.fail("internal_error", "The server failed.", must_abort=True)
 

@@ -64,7 +64,23 @@ def open_async_redis(url: str, *, max_connections: int) -> redis.asyncio.Redis:
         retry=AsyncRetry(NoBackoff(), 0),
         **_OPTIONS,
     )
+    kind = pool.connection_class
+    pool.connection_class = type(kind.__name__, (_ClosedIsLost, kind), {})
     return redis.asyncio.Redis.from_pool(pool)
+
+
+class _ClosedIsLost:
+    """Of an async connection of any kind: to write to one that was closed is to have lost it.
+
+    asyncio's own transports swallow such a write; uvloop's raise RuntimeError, which redis-py
+    passes on as it is.
+    """
+
+    async def send_packed_command(self, *args: Any, **kwargs: Any) -> None:
+        try:
+            await super().send_packed_command(*args, **kwargs)  # type: ignore[misc]  # a mixin
+        except RuntimeError as error:
+            raise redis.ConnectionError(f"closed while writing: {error}") from error
 
 
 @contextmanager
