@@ -45,10 +45,11 @@ async def refuse_overload(
     raise refusal
 
 
-async def _judge_again(context: AppContext, principal: Principal) -> UnavailableError | None:
+async def _judge_again(
+    context: AppContext, principal: Principal, ahead: Ahead
+) -> UnavailableError | None:
     """Of a request of the key's that nothing is known of but that it is not flex."""
     longest_s = context.settings.max_queue_wait_s
-    ahead = context.turnstile.entering.ahead_of(principal.tenant_id)
     refusal = await _judge(context, principal, ahead, longest_s, is_flex=False)
     if refusal is not None:
         again = partial(_judge_again, context, principal)

@@ -18,7 +18,8 @@ request; every refusal is counted once, here or where its answer is watched.
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -26,7 +27,7 @@ from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from starlette.types import Scope
 
-from app.completions.entering import Entering
+from app.completions.entering import Ahead, Entering
 from app.error_handlers import error_response
 from app.errors import ApiError
 from app.front_door import shown_key
@@ -45,7 +46,7 @@ INFERENCE_SUFFIX = "/completions"
 """Of the paths of all routes that have a turnstile."""
 
 
-AskAgain = Callable[[], Awaitable[ApiError | None]]
+AskAgain = Callable[[Ahead], Awaitable[ApiError | None]]
 """What whoever refused a key would tell it now; None where it would be let in."""
 
 
@@ -84,23 +85,44 @@ class Turnstile:
         """Of verified keys, by the hash of how they are shown."""
         self.entering = Entering()
 
-    async def refusal_of(self, shown: bytes) -> ApiError | None:
-        """What whoever shows this key is told, if it was told so just now or would be."""
-        holder, now = self._holder(shown), self._clock()
+    @asynccontextmanager
+    async def passing(self, shown: bytes) -> AsyncIterator[ApiError | None]:
+        """What whoever shows this key is told, if it was told so just now or would be.
+
+        While the block lasts a place is kept for who is let in by the door: those who ask after it
+        would else be let in as well, and be refused once they have come all the way.
+        """
+        holder = self._holder(shown)
         known = None if holder is None else self._keys.get(holder.key_id)
-        if holder is None or known is None or known.refusal is None or known.patient_until > now:
+        if holder is None or known is None or known.refusal is None:
+            yield None
+        elif self._is_told(known):
+            yield known.refusal
+        elif (ask_again := self._asked_again(holder, known)) is None:
+            yield None
+        else:
+            with self.entering.keep(holder.tenant_id) as ahead:
+                yield await self._answer(holder, ask_again, ahead)
+
+    def _is_told(self, known: _Known) -> bool:
+        now = self._clock()
+        return known.patient_until <= now < known.refused_until
+
+    def _asked_again(self, holder: _Holder, known: _Known) -> AskAgain | None:
+        """Of a request that was told nothing; None where it goes on to hear."""
+        now = self._clock()
+        if known.patient_until > now:
             return None
-        if known.refused_until > now:
-            return known.refusal
         if known.is_open and known.settled_at <= now:
             known.refusal = None
             return None
         if not known.is_open:
             known.refused_until = now + ASKING_S  # for all but this one
-        if known.ask_again is None or holder.known_until <= now + RENEWED_S:
-            return None
+        return None if holder.known_until <= now + RENEWED_S else known.ask_again
+
+    async def _answer(self, holder: _Holder, ask_again: AskAgain, ahead: Ahead) -> ApiError | None:
         try:
-            refusal = await known.ask_again()
+            refusal = await ask_again(ahead)
         except ApiError:
             return None  # whoever comes as far hears why
         if refusal is None:
@@ -179,20 +201,20 @@ class TurnstileRoute(APIRoute):
             turnstile = cast(Turnstile, context.turnstile)
             answers = cast(AnswerMetrics, context.answers)
             shown = shown_key(request.scope)
-            refusal = await turnstile.refusal_of(shown)
-            if refusal is not None:
-                answers.turned_away(turnstile.tenant_of(shown), refusal.code)
-                return error_response(refusal)
-            try:
-                return await handle(request)
-            except ApiError as error:
-                if error.status in REJECTIONS and not getattr(state, "is_watched", False):
-                    answers.turned_away(getattr(state, "actor_tenant_id", None), error.code)
-                raise
-            finally:
-                key_id = getattr(state, "actor", None)
-                if key_id is not None:
-                    turnstile.learn(shown, key_id, state.actor_tenant_id)
+            async with turnstile.passing(shown) as refusal:
+                if refusal is not None:
+                    answers.turned_away(turnstile.tenant_of(shown), refusal.code)
+                    return error_response(refusal)
+                try:
+                    return await handle(request)
+                except ApiError as error:
+                    if error.status in REJECTIONS and not getattr(state, "is_watched", False):
+                        answers.turned_away(getattr(state, "actor_tenant_id", None), error.code)
+                    raise
+                finally:
+                    key_id = getattr(state, "actor", None)
+                    if key_id is not None:
+                        turnstile.learn(shown, key_id, state.actor_tenant_id)
 
         return pass_through
 

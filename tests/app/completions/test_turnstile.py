@@ -10,6 +10,7 @@ import redis
 
 from app.api import create_app
 from app.completions.door import FEW
+from app.completions.entering import Ahead
 from app.completions.turnstile import (
     ASKING_S,
     KNOWN_S,
@@ -49,9 +50,11 @@ class Door:
     def __init__(self) -> None:
         self.says: ApiError | None = OVERLOADED
         self.num_asked = 0
+        self.ahead = Ahead(0, 0, 0)
 
-    async def __call__(self) -> ApiError | None:
+    async def __call__(self, ahead: Ahead) -> ApiError | None:
         self.num_asked += 1
+        self.ahead = ahead
         return self.says
 
 
@@ -74,14 +77,15 @@ def door(turnstile: Turnstile) -> Door:
 
 
 async def is_refused(turnstile: Turnstile, shown: bytes = b"Bearer crowd") -> bool:
-    return await turnstile.refusal_of(shown) is not None
+    async with turnstile.passing(shown) as refusal:
+        return refusal is not None
 
 
 async def test_a_refusal_counts_for_its_key_and_for_a_moment(
     turnstile: Turnstile, seconds: Seconds
 ) -> None:
-    refusal = await turnstile.refusal_of(b"Bearer crowd")
-    assert refusal is not None and refusal.code == "overloaded"
+    async with turnstile.passing(b"Bearer crowd") as refusal:
+        assert refusal is not None and refusal.code == "overloaded"
     assert not await is_refused(turnstile, b"Bearer quiet")
     assert not await is_refused(turnstile, b"Bearer nobody")
     seconds.now += 1.01 * REMEMBERED_S
@@ -99,7 +103,7 @@ async def test_after_that_one_asks_for_all(turnstile: Turnstile, seconds: Second
 
 async def test_who_is_let_in_lets_in_the_others(turnstile: Turnstile, seconds: Seconds) -> None:
     seconds.now += 1.01 * REMEMBERED_S
-    await turnstile.refusal_of(b"Bearer crowd")
+    assert not await is_refused(turnstile)
     turnstile.let_in("key_crowd")
     assert [await is_refused(turnstile) for _ in range(3)] == [False] * 3
 
@@ -108,7 +112,7 @@ async def test_nobody_waits_long_for_one_who_never_hears(
     turnstile: Turnstile, seconds: Seconds
 ) -> None:
     seconds.now += 1.01 * REMEMBERED_S
-    await turnstile.refusal_of(b"Bearer crowd")
+    assert not await is_refused(turnstile)
     seconds.now += 1.01 * ASKING_S
     assert not await is_refused(turnstile)
 
@@ -135,6 +139,22 @@ async def test_while_the_door_is_about_to_close_everybody_asks_it(
     assert door.num_asked == 4
 
 
+async def test_a_place_is_kept_for_who_was_let_in_until_it_enters(
+    turnstile: Turnstile, door: Door, seconds: Seconds
+) -> None:
+    seconds.now += 1.01 * REMEMBERED_S
+    door.says = None
+    async with turnstile.passing(b"Bearer crowd"):
+        assert not await is_refused(turnstile)
+        assert door.ahead == Ahead(1, 1, 1)
+        with turnstile.entering.enter("ten_crowd", 3) as ahead:
+            assert ahead == Ahead(0, 0, 0), "its own place is not before it"
+            assert not await is_refused(turnstile)
+            assert door.ahead == Ahead(3, 3, 1)
+    assert not await is_refused(turnstile)
+    assert door.ahead == Ahead(0, 0, 0), "nothing is left of it"
+
+
 async def test_once_nobody_has_been_refused_for_a_while_the_door_is_left_alone(
     turnstile: Turnstile, door: Door, seconds: Seconds
 ) -> None:
@@ -159,7 +179,7 @@ async def test_a_key_that_will_soon_be_unknown_goes_the_whole_way(
 async def test_where_the_door_cannot_be_asked_the_request_goes_and_hears_why(
     turnstile: Turnstile, seconds: Seconds
 ) -> None:
-    async def fail() -> ApiError | None:
+    async def fail(ahead: Ahead) -> ApiError | None:
         raise UnavailableError
 
     turnstile.remember("key_crowd", OVERLOADED, MAX_WAIT_S, fail)
