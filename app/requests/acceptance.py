@@ -148,7 +148,9 @@ class Acceptance:
             return
         try:
             await self._connection.insert(rows)
-        except LOST as error:
+        except Exception as error:  # also a mistake of ours: others are to be accepted after it
+            if not isinstance(error, LOST):
+                log.exception("acceptance_broken")
             self._unsettled += rows
             self._refuse(batch, type(error).__name__)
             return
@@ -170,7 +172,9 @@ class Acceptance:
         try:
             await self._connection.connect()
             await self._connection.settle(rows, NOT_ENQUEUED)
-        except LOST as error:
+        except Exception as error:
+            if not isinstance(error, LOST):
+                log.exception("settling_broken")
             log.warning("settling_postponed", num_rows=len(rows), error=type(error).__name__)
             await asyncio.sleep(self._linger_s)
             return

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
 from app.errors import UnavailableError
 from app.requests.acceptance import NOT_ENQUEUED, Acceptance
+from app.requests.acceptance_repository import NewRequest
 from tests.app.requests.conftest import Rows
 from tests.builders.own_time import own_time_s
 from tests.builders.relay import Relay
@@ -138,3 +139,22 @@ async def test_a_caller_that_leaves_before_the_commit_leaves_nothing_open(
     states = {row["request_id"]: row["state"] for row in await rows.requests()}
     assert states == {"req_left": "ended", "req_stayed": "accepted"}
     assert [row["request_id"] for row in await rows.finals()] == ["req_left"]
+
+
+async def test_a_mistake_of_ours_refuses_who_waits_and_nobody_after(
+    acceptance: Acceptance, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    insert = acceptance._connection.insert
+
+    async def insert_and_fail(requests: Sequence[NewRequest]) -> None:
+        monkeypatch.undo()
+        await insert(requests)
+        raise KeyError("ours")
+
+    monkeypatch.setattr(acceptance._connection, "insert", insert_and_fail)
+    with pytest.raises(UnavailableError):
+        await acceptance.accept([new_request("req_refused")])
+    await acceptance.accept([new_request("req_after")])
+    await until(lambda: not acceptance.num_unsettled)
+    states = {row["request_id"]: row["state"] for row in await rows.requests()}
+    assert states == {"req_refused": "ended", "req_after": "accepted"}
