@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import signal
 import subprocess
+import time
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -23,6 +24,9 @@ from app.launcher.postgres_home import PostgresHome, open_home
 
 START_TIMEOUT_S = 60.0
 STOP_GRACE_S = 20.0
+STILL_IN_USE = "pre-existing shared memory block"
+LEFT_BEHIND_S = 10.0
+RETRY_S = 0.2
 PORT_ATTEMPTS = 3
 APP_DATABASE = "tenfold"
 APP_ROLE = "tenfold_app"
@@ -153,13 +157,23 @@ class PostgresServer:
         return done.stdout.strip()
 
     def _start_on_some_port(self) -> None:
-        for attempt in range(1, PORT_ATTEMPTS + 1):
+        """A port may be lost to somebody else, and a killed server's memory be held for a moment by
+        those of its processes that have not noticed yet."""
+        num_lost, give_up_at = 0, time.monotonic() + LEFT_BEHIND_S
+        while True:
             try:
                 self._start_on(free_port())
                 return
             except ChildExitedError as error:
-                lost_race = any("could not bind" in line for line in error.log_tail)
-                if attempt == PORT_ATTEMPTS or not lost_race:
+                if any("could not bind" in line for line in error.log_tail):
+                    num_lost += 1
+                    if num_lost == PORT_ATTEMPTS:
+                        raise
+                elif any(STILL_IN_USE in line for line in error.log_tail):
+                    if time.monotonic() > give_up_at:
+                        raise
+                    time.sleep(RETRY_S)
+                else:
                     raise
 
     def _start_on(self, port: int) -> None:

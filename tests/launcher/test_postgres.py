@@ -8,6 +8,7 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +18,7 @@ import pytest
 
 from app.launcher import postgres_home
 from app.launcher.errors import ChildExitedError, FolderInUseError
-from app.launcher.postgres import PostgresServer
+from app.launcher.postgres import STILL_IN_USE, PostgresServer
 from tests.builders.open_folder import open_folder
 
 
@@ -94,6 +95,21 @@ def test_start_repairs_what_a_killed_server_left(folder: Path) -> None:
             assert server.run_sql("SELECT count(*) FROM kept", "tenfold") == "0"
         assert stranger.poll() is None
         stranger.kill()
+
+
+def test_start_waits_for_what_a_killed_servers_processes_hold(folder: Path) -> None:
+    """Each of them ends as soon as it notices; on a busy machine that takes a moment."""
+    server = PostgresServer(folder / "pg", durable=False)
+    server.start()
+    slow = psutil.Process(server.child.pid).children()[0]
+    slow.suspend()
+    os.kill(server.child.pid, signal.SIGKILL)
+    server.stop()
+    waking = threading.Timer(1.0, slow.resume)
+    waking.start()
+    with server:
+        assert server.run_sql("SELECT 1") == "1"
+        assert waking.finished.is_set() and STILL_IN_USE in server._log_path.read_text()
 
 
 def _as_server_user() -> dict[str, int]:
