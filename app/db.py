@@ -25,18 +25,19 @@ log = structlog.get_logger()
 CONNECT_TIMEOUT_S = 2.0
 POOL_TIMEOUT_S = 5.0
 
-_CONNECT_FAILURES = (
-    OSError,
-    TimeoutError,
-    RuntimeError,
-    asyncpg.PostgresError,
-    asyncpg.InterfaceError,
-    exc.DBAPIError,
-    exc.TimeoutError,
-)
 CLOSED = "the handler is closed"
 """uvloop says so in a RuntimeError: the connection was lost in the turn in which it is written to,
 and neither driver looks for that."""
+LOST = (
+    OSError,
+    TimeoutError,
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
+)
+"""What asyncpg raises where Postgres went away; the last where Postgres has said that it will, and
+the connection has not ended yet."""
+_CONNECT_FAILURES = (*LOST, RuntimeError, exc.DBAPIError, exc.TimeoutError)
 # SQLSTATE classes: connection exception, insufficient resources, shutdown or start-up.
 _LOST_STATES = ("08", "53", "57P")
 _SCOPE = text(
@@ -118,7 +119,11 @@ class Database:
 async def _close(session: AsyncSession) -> None:
     try:
         await session.close()
-    except (exc.DBAPIError, RuntimeError):  # no roll-back: the connection is of no use to anybody
+    except (
+        exc.DBAPIError,
+        RuntimeError,
+        *LOST,
+    ):  # no roll-back: the connection is of no use to anybody
         await session.invalidate()
 
 

@@ -26,7 +26,7 @@ from app.chat_templates.sandbox import TemplateSandbox
 from app.completions.tokenizer import read_special_tokens
 from app.context import utc_now
 from app.database_url import connect
-from app.db import CONNECT_TIMEOUT_S, Database
+from app.db import CONNECT_TIMEOUT_S, LOST, Database
 from app.errors import UnavailableError
 from app.idempotency.jobs import AnswerJobs
 from app.imports.jobs import open_imports
@@ -51,7 +51,6 @@ from lora.store_open import open_parts, open_store
 log = structlog.get_logger()
 
 POLL_INTERVAL_S = 2.0
-_LOST = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError)
 
 
 def main() -> None:
@@ -177,7 +176,7 @@ async def _work_while_connected(
                 notified.clear()
                 if not await runner.run_next():
                     await _wait_for_any(notified, stopping)
-    except (UnavailableError, *_LOST) as error:
+    except (UnavailableError, *LOST) as error:
         log.warning("registry_unreachable", error=type(error).__name__)
         await _wait_for_any(stopping)
 

@@ -24,6 +24,12 @@ SELECT tenant_id, seq, id, recorded_at, actor, request_id, action, target, befor
 FROM audit_events
 WHERE tenant_id = $1 AND seq > $2 AND seq <= $3 ORDER BY seq LIMIT $4
 """
+_LOST = (
+    asyncpg.PostgresConnectionError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
+    OSError,
+)
 _HEAD = [getattr(AuditHead, field.name) for field in fields(Head)]
 
 
@@ -83,7 +89,7 @@ class AuditRepository:
         assert driver is not None
         try:
             rows = await driver.fetch(_LINKS, self._tenant_id, after_seq, last_seq, limit)
-        except (asyncpg.PostgresConnectionError, asyncpg.InterfaceError, OSError) as error:
+        except _LOST as error:
             raise registry_unavailable(error) from error  # SQLAlchemy did not see it
         return [Link(*row) for row in rows]
 

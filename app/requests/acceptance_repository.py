@@ -15,11 +15,11 @@ from operator import attrgetter
 
 import asyncpg
 
+from app import db
 from app.database_url import connect
-from app.db import CONNECT_TIMEOUT_S
 
 STATEMENT_TIMEOUT_S = 1.0
-LOST = (OSError, TimeoutError, RuntimeError, asyncpg.PostgresError, asyncpg.InterfaceError)
+LOST = (*db.LOST, RuntimeError)
 """RuntimeError: uvloop's, of a write to a connection that was lost in the same turn."""
 
 _LEDGER_SCOPE = "SELECT set_config('app.scope', 'ledger', true)"
@@ -89,7 +89,7 @@ class AcceptanceConnection:
         """Does nothing where there is a connection."""
         if self._connection is not None and not self._connection.is_closed():
             return
-        self._connection = await connect(self._url, timeout_s=CONNECT_TIMEOUT_S)
+        self._connection = await connect(self._url, timeout_s=db.CONNECT_TIMEOUT_S)
 
     async def insert(self, requests: Sequence[NewRequest]) -> None:
         """Add these rows: all of them, or none. Where it raises it may have added them."""

@@ -5,6 +5,8 @@ uvloop, on which the API runs, raises RuntimeError for such a write, where async
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from typing import Any
 
@@ -12,7 +14,7 @@ import asyncpg
 import pytest
 import redis.asyncio
 import structlog
-from sqlalchemy import text
+from sqlalchemy import make_url, text
 
 from app.db import CLOSED, Database
 from app.errors import UnavailableError
@@ -21,6 +23,7 @@ from engine.transport.client import QueueClient
 from engine.transport.connection import open_async_redis, translated_errors
 from engine.transport.errors import QueueUnavailableError
 from tests.builders.queue_secret import QUEUE_SECRET
+from tests.builders.relay import Relay
 from tests.builders.waiting import until
 from tests.fixtures.servers import TestDatabase
 
@@ -94,6 +97,58 @@ async def test_an_acceptance_knows_a_connection_that_was_just_lost(
     await connection.connect()
     await connection.insert([REQUEST])
     connection.terminate()
+
+
+@pytest.fixture
+async def dying_url(database: TestDatabase) -> AsyncIterator[str]:
+    """Of a Postgres whose connections do not end at once when it has said that they will."""
+    url = make_url(database.app_url)
+    port = url.port
+    assert port is not None
+    async with Relay(lambda: port) as relay:
+        relay.hold_ends()
+        yield url.set(port=relay.port).render_as_string(hide_password=False)
+
+
+async def say_goodbye(owner_url: str, pid: int) -> None:
+    """Postgres tells this connection that it is terminated."""
+    owner = Database(owner_url, pool_size=1)
+    async with owner.session() as session:
+        await session.execute(text("SELECT pg_terminate_backend(:pid)"), {"pid": pid})
+    await owner.close()
+    await asyncio.sleep(0.2)
+
+
+async def test_an_acceptance_knows_a_connection_that_is_about_to_end(
+    database: TestDatabase, dying_url: str
+) -> None:
+    connection = AcceptanceConnection(dying_url)
+    await connection.connect()
+    driver = connection._connection
+    assert driver is not None
+    await say_goodbye(database.owner_url, driver.get_server_pid())
+    assert not driver.is_closed(), "nobody knows yet"
+    with pytest.raises(LOST):
+        await connection.insert([REQUEST])
+    await connection.connect()
+    await connection.insert([REQUEST])
+    connection.terminate()
+
+
+async def test_postgres_is_unavailable_on_a_connection_that_is_about_to_end(
+    database: TestDatabase, dying_url: str
+) -> None:
+    registry = Database(dying_url, pool_size=1)
+    with pytest.raises(UnavailableError):
+        async with registry.session() as session:
+            pid = await session.scalar(text("SELECT pg_backend_pid()"))
+            await say_goodbye(database.owner_url, pid)
+            await session.execute(text("SELECT 1"))
+    async with registry.session() as session:
+        pid = await session.scalar(text("SELECT pg_backend_pid()"))
+    await say_goodbye(database.owner_url, pid)
+    await registry.ping()  # one that lies in the pool is looked at, and made anew
+    await registry.close()
 
 
 async def test_a_mistake_of_ours_ends_what_waits_and_not_the_queue(

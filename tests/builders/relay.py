@@ -21,6 +21,8 @@ class Relay:
         self._tasks: set[asyncio.Task[None]] = set()
         self._may_speak = asyncio.Event()
         self._may_speak.set()
+        self._may_end = asyncio.Event()
+        self._may_end.set()
         self._is_cut = False
         self._delay_s = 0.0
         self._num_flips = 0
@@ -46,6 +48,10 @@ class Relay:
         """Nothing gets through any more, and nothing ends."""
         self._may_speak.clear()
 
+    def hold_ends(self) -> None:
+        """What one side says still gets through, and that it has ended does not."""
+        self._may_end.clear()
+
     def slow_down(self, delay_s: float) -> None:
         """Everything comes that much later, in both directions."""
         self._delay_s = delay_s
@@ -59,6 +65,7 @@ class Relay:
         self._delay_s = 0.0
         self._num_flips = 0
         self._may_speak.set()
+        self._may_end.set()
 
     def _end_all(self) -> None:
         for task in self._tasks:
@@ -86,6 +93,7 @@ class Relay:
                     await asyncio.sleep(self._delay_s)
                 target.write(self._damaged(data))
                 await target.drain()
+            await self._may_end.wait()
         except OSError:
             return
         finally:
