@@ -138,7 +138,7 @@ async def test_an_acceptance_knows_a_connection_that_is_about_to_end(
 async def test_postgres_is_unavailable_on_a_connection_that_is_about_to_end(
     database: TestDatabase, dying_url: str
 ) -> None:
-    registry = Database(dying_url, pool_size=1)
+    registry = Database(dying_url, pool_size=1, statement_timeout_s=1.0)
     with pytest.raises(UnavailableError):
         async with registry.session() as session:
             pid = await session.scalar(text("SELECT pg_backend_pid()"))
