@@ -24,6 +24,8 @@ DEFAULT_RANK = 8
 DEFAULT_ALPHA = 8
 
 ALL_LINEAR = "all-linear"
+DEFAULT_TARGETS = ("q_proj", "v_proj")
+"""What PEFT takes null for, with a Llama; it passes over tensors of other modules."""
 
 # The fields that `_is_lora`, `_Reader` and `read_whole_modules` take.
 _READ = frozenset(
@@ -53,8 +55,8 @@ _READ = frozenset(
 class PeftConfig:
     """The fields that decide which modules are adapted, at which rank, with which scale.
 
-    `target_modules` is a regex, a list of names, or None (the tensors alone decide). The patterns
-    keep the file's order, because the first that matches wins.
+    `target_modules` is a regex, a list of names, or None for an empty list: the tensors alone
+    decide. The patterns keep the file's order, because the first that matches wins.
     """
 
     base_name: str | None
@@ -122,7 +124,7 @@ class _Reader:
         self._findings = findings
 
     def read(self) -> PeftConfig:
-        target_modules = self._names_or_regex("target_modules")
+        target_modules = self._target_modules()
         layers_to_transform = self._layers_to_transform()
         layers_pattern = self._layers_pattern()
         if isinstance(target_modules, str) and (layers_to_transform is not None or layers_pattern):
@@ -223,6 +225,11 @@ class _Reader:
             )
             return []
         return list(value.items())
+
+    def _target_modules(self) -> str | tuple[str, ...] | None:
+        if self._fields.get("target_modules") is None:
+            return DEFAULT_TARGETS
+        return self._names_or_regex("target_modules")
 
     def _names_or_regex(self, name: str) -> str | tuple[str, ...] | None:
         value = self._fields.get(name)

@@ -215,7 +215,7 @@ def test_wrappers_are_taken_off_every_form(read: ManifestReader, body: str, head
 
 
 def test_only_lora_matrices_make_an_adapter(read: ManifestReader) -> None:
-    config = plain_config(target_modules=None, modules_to_save=["lm_head", "embed_tokens"])
+    config = plain_config(target_modules=[], modules_to_save=["lm_head", "embed_tokens"])
     with refused("adapter_empty"):
         read(config, WHOLE)
 
@@ -240,7 +240,7 @@ def test_fused_projections_stand_for_their_parts(read: ManifestReader) -> None:
         "mlp.gate_up_proj",
     }
     assert warnings_of(manifest) == {"projections_split"}
-    assert len(read(plain_config(target_modules=None), fused_tensors()).modules) == 6
+    assert len(read(plain_config(target_modules=[]), fused_tensors()).modules) == 6
     with refused("tensor_missing"):
         read(plain_config(target_modules="all-linear"), fused_tensors())
 
@@ -253,4 +253,4 @@ def test_a_model_has_a_projection_fused_or_apart(read: ManifestReader) -> None:
     with refused("tensor_unexpected"):
         read(plain_config(target_modules=["qkv_proj", "gate_up_proj"]), both)
     with refused("tensor_unexpected"):
-        read(plain_config(target_modules=None), both)
+        read(plain_config(target_modules=[]), both)

@@ -21,7 +21,7 @@ from tests.builders.adapters import (
     safetensors_bytes,
     without,
 )
-from tests.builders.refusals import warnings_of
+from tests.builders.refusals import refused, warnings_of
 
 Q, V = ATTENTION
 
@@ -72,7 +72,7 @@ def test_every_linear_in_canonical_order_whatever_the_files_order(read: Manifest
         ({"target_modules": ["self_attn.q_proj", "v_proj", "v_proj"]}, ATTENTION, None),
         ({"target_modules": r".*\.layers\.[01]\..*(q_proj|v_proj)"}, ATTENTION, [0, 1]),
         ({"target_modules": [f"model.layers.1.{module}" for module in ATTENTION]}, ATTENTION, [1]),
-        ({"target_modules": None}, MODULES[2:5], [2]),
+        ({"target_modules": None}, ATTENTION, None),
         ({"target_modules": []}, MODULES[2:5], [2]),
         (
             {"target_modules": "all-linear", "exclude_modules": ["mlp.up_proj", "k_proj"]},
@@ -98,6 +98,14 @@ def test_targets_of_every_form(
         tensors |= lora_tensors([Q], layers=[1, 2])
     manifest = read(plain_config(**changes), tensors)
     assert len(manifest.modules) == len(tensors) // 2
+
+
+def test_null_targets_what_peft_adapts_by_default_and_nothing_else(read: ManifestReader) -> None:
+    config = plain_config(target_modules=None)
+    with refused("tensor_unexpected"):
+        read(config, lora_tensors(["self_attn.o_proj"]))
+    with refused("tensor_unexpected"):
+        read(config, lora_tensors([*ATTENTION, "mlp.up_proj"]))
 
 
 @pytest.mark.parametrize(

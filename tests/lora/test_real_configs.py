@@ -30,7 +30,9 @@ def tensors_for(row: dict[str, Any]) -> Tensors:
     if isinstance(targets, str):
         targets = ["q_proj", "v_proj", "o_proj"]
     modules = [
-        each for each in (*MODULES, HEAD) if each.rpartition(".")[2] in (targets or ["q_proj"])
+        each
+        for each in (*MODULES, HEAD)
+        if each.rpartition(".")[2] in (targets or ("q_proj", "v_proj"))
     ]
     rank = config.get("r", 8)
     return lora_tensors(modules or ["self_attn.q_proj"], rank=rank, head=row.get("head", PREFIX))
