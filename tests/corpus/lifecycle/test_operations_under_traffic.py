@@ -1,7 +1,7 @@
 """Swaps, roll-backs and deletions while requests run: nobody gets another version's answer.
 
 A request carries the digest that its alias meant when it was admitted, and its text is what that
-digest alone generates. TEST_FAULTS=soak: 1,000 operations; else 200.
+digest alone generates. TEST_FAULTS=soak: 1,000 operations; else 100.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tests.corpus.operations import (
 )
 from tests.stub_engine.runner import generate
 
-NUM_OPERATIONS = 1_000 if os.environ.get("TEST_FAULTS") == "soak" else 200
+NUM_OPERATIONS = 1_000 if os.environ.get("TEST_FAULTS") == "soak" else 100
 MAX_TOKENS = 12
 PROMPT = "Hello"
 
