@@ -106,8 +106,6 @@ class QueueClient:
             asyncio.create_task(self._repeat(name, step), name=f"queue-{name}")
             for name, step in steps.items()
         ]
-        for task in self._tasks:
-            task.add_done_callback(self._end_with)
 
     async def close(self) -> None:
         """Abort what is in flight and let go of Redis."""
@@ -311,20 +309,10 @@ class QueueClient:
                 await asyncio.sleep(RETRY_S)
             except Exception:  # who waits is told of our mistake, and who comes finds it whole
                 log.exception("queue_task_failed", task=name)
-                self._fail_all()
+                self._watch.is_connected = False
+                for stream in list(self._streams.values()):
+                    stream.fail("internal_error", "The server failed.", must_abort=True)
                 await asyncio.sleep(RETRY_S)
-
-    def _end_with(self, task: asyncio.Task[None]) -> None:
-        """A task that ends on its own is our own mistake: say so, and leave nobody waiting."""
-        if task.cancelled() or self._is_closing:
-            return
-        log.error("queue_task_died", task=task.get_name(), exc_info=task.exception())
-        self._watch.is_connected = False
-        self._fail_all()
-
-    def _fail_all(self) -> None:
-        for stream in list(self._streams.values()):
-            stream.fail("internal_error", "The server failed.", must_abort=True)
 
     async def _run(self, script: str, *args: Any) -> Any:
         with translated_errors():

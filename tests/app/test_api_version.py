@@ -53,7 +53,7 @@ async def test_a_version_that_there_is_not_is_refused_and_the_known_ones_are_nam
     client: httpx.AsyncClient, path: str, version: str
 ) -> None:
     sent = {"api-version": version.encode("latin-1")}
-    response = await client.get(path, headers=sent)  # type: ignore[arg-type]
+    response = await client.get(path, headers=sent)  # type: ignore[arg-type]  # bytes
     error = response.json()["error"]
     assert (response.status_code, error["code"]) == (400, "api_version_unknown")
     assert error["param"] == "api-version" and all(

@@ -13,7 +13,7 @@ from app.tables import Plan
 def sql(page: PageQuery) -> str:
     query = page.narrow(select(Plan.id), Plan.id)
     compiled = query.compile(
-        dialect=postgresql.dialect(),  # type: ignore[no-untyped-call]
+        dialect=postgresql.dialect(),  # type: ignore[no-untyped-call]  # SQLAlchemy's
         compile_kwargs={"literal_binds": True},
     )
     return " ".join(str(compiled).split())
