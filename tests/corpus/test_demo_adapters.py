@@ -32,4 +32,4 @@ def num_questions() -> int:
 
 @pytest.fixture
 def num_greedy_tokens() -> int:
-    return 200
+    return 100
