@@ -31,7 +31,13 @@ from app.adapters.tables import AliasChange
 from app.adapters.versions_repository import VersionRepository
 from app.adapters.weighted import WHOLE
 from app.audit.trail import AuditTrail
-from app.errors import ConflictError, NotFoundError, UnprocessableError, shorten
+from app.errors import (
+    ConflictError,
+    NotFoundError,
+    PreconditionFailedError,
+    UnprocessableError,
+    shorten,
+)
 from app.etags import check_etag
 from app.rollouts.repository import find_open_rollout
 from app.tables import Adapter, AdapterVersion
@@ -259,5 +265,10 @@ def _bad_weights(what: str) -> UnprocessableError:
 
 
 def _check_match(before: Pointing | None, if_match: str | None) -> None:
-    """An alias that is not there has the etag of nothing, which only `If-None-Match` could name."""
-    check_etag("" if before is None else AliasView.of(before).etag, if_match)
+    """What is not there is in no state that `If-Match` could name, nor in any (RFC 9110 13.1.1)."""
+    if before is not None:
+        check_etag(AliasView.of(before).etag, if_match)
+    elif if_match is not None:
+        raise PreconditionFailedError(
+            "There is no such alias.", code="etag_mismatch", details={"etag": None}
+        )

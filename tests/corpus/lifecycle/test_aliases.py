@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import httpx
@@ -15,7 +15,7 @@ from app.adapters.weighted import Draw, pick
 from app.db import Database
 from tests.builders.operator import OPERATOR, Operator, Tenant
 from tests.builders.stub_loop import StubLoop
-from tests.corpus.lifecycle.conftest import BOT, Ask, Version, code
+from tests.corpus.lifecycle.conftest import BOT, Ask, Push, Version, code
 
 PROD = f"{BOT}/aliases/prod"
 NUM_KEYS = 20_000
@@ -158,6 +158,23 @@ async def test_a_move_for_another_state_is_refused(
     assert now["version"] == "v2"
     moved = await conditional(admin, "PUT", PROD, {"version": "v3"}, now["etag"])
     assert moved.json()["version"] == "v3"
+
+
+async def test_a_move_for_any_state_makes_no_alias_where_there_is_none(
+    operator: Operator, admin: httpx.AsyncClient, push: Push
+) -> None:
+    await push(1)
+    fresh = f"{BOT}/aliases/fresh"
+    for if_match, query in product(("*", '""', '"an-etag"'), ("", "?wait=1")):
+        body = {"version": "v1"}
+        refused = await conditional(admin, "PUT", fresh + query, body, if_match)
+        assert code(refused) == (412, "etag_mismatch")
+        assert refused.json()["error"]["etag"] is None
+    assert code(await operator.call("GET", fresh)) == (404, "not_found")
+    # Control: any state of the one that is there, and none asked for where there is none.
+    there = await conditional(admin, "PUT", PROD, {"version": "v1"}, "*")
+    assert there.status_code == 200, there.text
+    assert (await operator.done("PUT", fresh, json={"version": "v1"}))["version"] == "v1"
 
 
 async def conditional(
