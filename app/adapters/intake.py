@@ -297,7 +297,10 @@ async def _write_down(
 async def _send_again(
     session: AsyncSession, existing: AdapterVersion, checked: Checked, submission: Submission
 ) -> None:
-    """The same bytes for the same adapter. Whether warnings refuse them says who sent them last."""
+    """The same bytes for the same adapter. Whoever sent them last says how they are meant:
+
+    whether warnings refuse them, and whether they are active once they have passed.
+    """
     if existing.state == REJECTED:
         change_state(existing, VERIFYING)
         existing.report = checked.report(VERIFYING)
@@ -309,7 +312,7 @@ async def _send_again(
         # Nothing is done where its certificate is good.
         await add_job(session, existing.tenant_id, "verify", existing.id)
         return
-    existing.strict = submission.strict
+    existing.strict, existing.activates = submission.strict, submission.activates
 
 
 def _is_counted(version: AdapterVersion | None) -> bool:

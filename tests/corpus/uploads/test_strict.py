@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import httpx
 import pytest
 from sqlalchemy import update
 
@@ -95,17 +96,41 @@ async def test_what_only_the_trial_tells_rejects_the_version(
     strict: bool,
     state: str,
 ) -> None:
-    response = await operator.upload("acme", "bot", files, strict=strict)
-    assert response.status_code == 201
-    verifier = Verifier(context.validator, context.store, context.base, certifier=WithoutEffect())
-    async with context.database.session() as session:
-        await tenant_scope(session, acme.id)
-        await verify_version(session, verifier, acme.id, response.json()["id"], context.now())
-        await session.commit()
+    await verify(context, acme, await operator.upload("acme", "bot", files, strict=strict))
     shown = await operator.done("GET", f"{BOT}/versions/v1")
     (check,) = shown["report"]["checks"]
     assert (shown["state"], check["rule"]) == (state, "no_effect")
     assert check["severity"] == ("error" if strict else "warning")
+
+
+@pytest.mark.parametrize(("activate", "state"), [(False, "validated"), (True, "active")])
+async def test_what_was_rejected_is_meant_as_whoever_sends_it_again_says(
+    operator: Operator,
+    acme: Tenant,
+    files: Files,
+    context: AppContext,
+    activate: bool,
+    state: str,
+) -> None:
+    told = {"strict": True, "activate": not activate}
+    await verify(context, acme, await operator.upload("acme", "bot", files, **told))
+    assert (await operator.done("GET", f"{BOT}/versions/v1"))["state"] == "rejected"
+
+    await verify(context, acme, await operator.upload("acme", "bot", files, activate=activate))
+
+    assert (await operator.done("GET", f"{BOT}/versions/v1"))["state"] == state
+    aliases = {"prod": "v1"} if activate else {}
+    assert (await operator.done("GET", BOT))["aliases"] == aliases
+
+
+async def verify(context: AppContext, tenant: Tenant, response: httpx.Response) -> None:
+    """As a worker does whose engine finds no difference to the base."""
+    assert response.status_code == 201, response.text
+    verifier = Verifier(context.validator, context.store, context.base, certifier=WithoutEffect())
+    async with context.database.session() as session:
+        await tenant_scope(session, tenant.id)
+        await verify_version(session, verifier, tenant.id, response.json()["id"], context.now())
+        await session.commit()
 
 
 class WithoutEffect:
