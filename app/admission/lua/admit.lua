@@ -84,7 +84,9 @@ local function look_at_spent(limit, amount)
   local reserved = tonumber(redis.call('HGET', key('reserved', limit.subject), field) or 0)
   local last_day = limit.kind == 'tokens_per_day' and day + 1 or first_day_after(month)
   local reset_ms, free_ms = last_day * DAY_MS - now, 0
-  if settled + reserved + amount > limit.limit then
+  if amount > limit.limit then
+    free_ms = -1
+  elseif settled + reserved + amount > limit.limit then
     free_ms = settled + amount > limit.limit and reset_ms or IN_FLIGHT_MS
   end
   return settled + reserved, free_ms, reset_ms
@@ -96,12 +98,17 @@ local function look_at_places(limit, amount)
   return redis.call('ZCARD', places), amount > limit.limit and -1 or IN_FLIGHT_MS, 0
 end
 
--- A full queue turns over in about the time that its oldest request has waited.
-local function look_at_queue()
+-- A full queue turns over in about the time that its oldest request has waited; nobody is told of
+-- more than LONGEST_WAIT_MS, since a queue may empty at any time.
+local LONGEST_WAIT_MS = 60000
+
+local function look_at_queue(limit)
   local queue = key('queue', ask.tenant_id)
   local oldest = redis.call('ZRANGE', queue, 0, 0)[1]
   local arrived_ms = oldest and redis.call('HGET', key('request', oldest), 'arrived_ms')
-  return redis.call('ZCARD', queue), math.max(0, now - tonumber(arrived_ms or now)), 0
+  local free_ms = math.max(0, now - tonumber(arrived_ms or now))
+  free_ms = limit.limit == 0 and -1 or math.min(free_ms, LONGEST_WAIT_MS)
+  return redis.call('ZCARD', queue), free_ms, 0
 end
 
 local AMOUNTS = {
@@ -124,7 +131,7 @@ local function look_at(limit)
   elseif limit.kind == 'concurrency' then
     used, free_ms, reset_ms = look_at_places(limit, amount)
   elseif limit.kind == 'queue_depth' then
-    used, free_ms, reset_ms = look_at_queue()
+    used, free_ms, reset_ms = look_at_queue(limit)
   else
     used, free_ms, reset_ms = look_at_spent(limit, amount)
   end

@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from app.admission.service import Admission
-from app.errors import RateLimitedError, UnavailableError
+from app.errors import ApiError, RateLimitedError, UnavailableError
 from app.launcher.ports import free_port
 from engine.transport import keys
 from tests.builders.admissions import admit, key_limits, make_ask, nothing_spent, tenant_limits
@@ -145,6 +145,20 @@ async def test_retry_after_is_what_the_oldest_has_waited(
     with pytest.raises(RateLimitedError) as refusal:
         await admit(admission, "r1", tenant_limits(queue_depth=1))
     assert int(refusal.value.headers["retry-after"]) in (7, 8)
+    with redis.Redis.from_url(redis_url) as server:
+        server.hincrby(f"{keys.PREFIX}request:old", "arrived_ms", -3_600_000)
+    with pytest.raises(RateLimitedError) as refusal:
+        await admit(admission, "r2", tenant_limits(queue_depth=1))
+    error = refusal.value  # still of the queue, and not of the end of some day
+    assert (error.code, error.headers["retry-after"]) == ("queue_full", "60")
+    assert "x-should-retry" not in error.headers
+
+
+async def test_a_queue_for_nobody_is_not_worth_a_retry(admission: Admission) -> None:
+    with pytest.raises(ApiError) as refusal:
+        await admit(admission, "r1", tenant_limits(queue_depth=0))
+    assert refusal.value.code == "request_exceeds_limit"
+    assert refusal.value.headers["x-should-retry"] == "false"
 
 
 async def test_a_dead_process_gives_its_places_back(redis_url: str, admission: Admission) -> None:

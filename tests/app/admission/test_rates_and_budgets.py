@@ -13,6 +13,7 @@ import redis
 from app.admission.headers import go_duration, ratelimit_headers
 from app.admission.messages import Figures, Prices, TenantSpend
 from app.admission.service import Admission
+from app.batches.patience import Patience
 from app.errors import ApiError
 from app.plans.limits import Limit
 from engine.transport import keys
@@ -78,9 +79,18 @@ async def test_tokens_are_reserved_with_what_may_be_generated(admission: Admissi
 
 
 async def test_what_can_never_be_admitted_is_not_worth_a_retry(admission: Admission) -> None:
-    error = await refused(admission, "r1", tenant_limits(tokens_per_minute=9), tokens=10)
-    assert error.code == "request_exceeds_limit"
-    assert error.headers["x-should-retry"] == "false" and "retry-after" not in error.headers
+    """No date is told, by which a batch's line would wait for it, and all its batch."""
+    kinds = ("tokens_per_minute", "tokens_per_day", "tokens_per_month", "cost_micros_per_month")
+    for kind in kinds:  # ten tokens for twenty millionths
+        over, fits = tenant_limits(**{kind: 9}), tenant_limits(**{kind: 20})
+        error = await refused(admission, kind, over, tokens=10, prices=PRICES)
+        assert error.code == "request_exceeds_limit"
+        assert error.headers["x-should-retry"] == "false" and "retry-after" not in error.headers
+        assert error.details["reset_at"] is None
+        assert (
+            Patience(datetime.max.replace(tzinfo=UTC)).wait_after(error, datetime.now(UTC)) is None
+        )
+        await admit(admission, f"fits-{kind}", fits, tenant_id=kind, tokens=10, prices=PRICES)
 
 
 async def test_null_is_no_limit_and_0_lets_nothing_pass(admission: Admission) -> None:
