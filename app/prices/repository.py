@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from sqlalchemy import delete, select
+from sqlalchemy import delete, func, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -42,6 +42,26 @@ class PriceRepository:
     async def list_page(self, page: PageQuery) -> list[Price]:
         query = page.narrow(select(Price), Price.id)
         return list(await self._session.scalars(query))
+
+    async def is_priced(self, price: Price, until: datetime) -> bool:
+        """Whether there is a price already for an hour in which this new one would be in force.
+
+        Of the hours from its `effective_at` to `until`; it would be until the next of its own kind.
+        """
+        is_own = Price.tenant_id.is_not_distinct_from(price.tenant_id)
+        is_of_base = Price.base_model_id == price.base_model_id
+        next_own = (
+            select(func.min(Price.effective_at))
+            .where(is_of_base, is_own, Price.effective_at > price.effective_at)
+            .scalar_subquery()
+        )
+        query = select(Price.id).where(
+            is_of_base,
+            is_own | Price.tenant_id.is_(None),
+            Price.effective_at <= until,
+            next_own.is_(None) | (Price.effective_at < next_own),
+        )
+        return await self._session.scalar(query.limit(1)) is not None
 
     async def remove(self, price_id: str) -> None:
         await self._session.execute(delete(Price).where(Price.id == price_id))

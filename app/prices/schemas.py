@@ -26,7 +26,7 @@ class PriceCreate(Body):
     """`tenant` is an id or a slug; without it the price is everybody's.
 
     `base_model` defaults to the base that is served, `cached` to `input`, `effective_at` (seconds
-    since 1970, a whole hour) to the hour that began last.
+    since 1970, a whole hour) to the hour that began last, or where that has a price to the next.
     """
 
     tenant: Line | None = None

@@ -1,13 +1,14 @@
 """What may be done with prices.
 
 Knows nothing of HTTP. Invariants: prices begin at whole hours, so that roll-ups by the hour can be
-priced exactly; a price that was ever in force stays, and what was used keeps its price.
+priced exactly; a price that was ever in force stays, and what was used keeps its price: one that is
+set for the past prices only what had none.
 """
 
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -22,13 +23,18 @@ from app.prices.schemas import PriceCreate, PriceView
 from app.prices.tables import Price
 from app.tenants.service import find_tenant
 
+HOUR = timedelta(hours=1)
 _PRICE_ID = re.compile(r"prc_[0-9a-z]{26}")
 
 
 async def create_price(
     session: AsyncSession, body: PriceCreate, served_base: str, trail: AuditTrail
 ) -> Price:
-    """Raises NotFoundError, UnprocessableError (not a whole hour), ConflictError (there is one)."""
+    """From `body.effective_at` on, else the hour that runs, or where that has a price the next.
+
+    Raises NotFoundError, UnprocessableError (not a whole hour), ConflictError (`price_conflict`,
+    `price_in_force`).
+    """
     effective_at = _whole_hour(trail.at)
     if body.effective_at is not None:
         effective_at = datetime.fromtimestamp(body.effective_at, UTC)
@@ -48,7 +54,17 @@ async def create_price(
         output_price=body.output,
         effective_at=effective_at,
     )
-    if not await PriceRepository(session).add(price):
+    prices = PriceRepository(session)
+    if effective_at <= trail.at and await prices.is_priced(price, trail.at):
+        if body.effective_at is not None:
+            raise ConflictError(
+                "What was used since then has a price already, and keeps it. Set this one for the"
+                " next hour or later.",
+                code="price_in_force",
+                param="effective_at",
+            )
+        price.effective_at += HOUR
+    if not await prices.add(price):
         raise ConflictError(
             "There is a price for this base and tenant from that hour on.",
             code="price_conflict",

@@ -125,9 +125,9 @@ async def test_prices_turn_usage_into_exact_money(
     assert results(page, "amounts", "num_unpriced_requests") == [[([], 3)], [([], 1)]]
     hour = int(noon.timestamp())
     listed = {"base_model": BASE, "currency": "usd", "input": "0.3", "cached": 0.1, "output": 2}
-    await operator.done("POST", "/prices", json={**listed, "effective_at": hour})
     own = {**listed, "tenant": "acme", "output": "1.000001", "effective_at": hour + 3600}
     await operator.done("POST", "/prices", json=own)
+    await operator.done("POST", "/prices", json={**listed, "effective_at": hour})
 
     page = (await api.get("/v1/usage", params=asked(noon), headers=acme.headers)).json()
     assert results(page, "amounts", "num_unpriced_requests") == [
@@ -138,6 +138,14 @@ async def test_prices_turn_usage_into_exact_money(
     whole = await operator.done("GET", "/usage", params=asked(noon, bucket_width="1d"))
     [[([amount],)]] = results(whole, "amounts")
     assert amount == {"value": "0.00018000001", "currency": "usd"}
+
+    # What is billed is not billed otherwise later: neither for everybody nor for the one.
+    for body in (listed, {**listed, "tenant": "acme"}):
+        for at in (hour, hour + 1800, hour + 3600, hour + 7200):
+            later = {**body, "output": "9", "effective_at": at // 3600 * 3600}
+            refused = await operator.call("POST", "/prices", json=later)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (409, "price_in_force")
+    assert await operator.done("GET", "/usage", params=asked(noon, bucket_width="1d")) == whole
 
 
 @pytest.mark.usefixtures("used")
