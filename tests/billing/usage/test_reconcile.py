@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -33,8 +34,12 @@ async def settled(
     ledger: Ledger, usage_jobs: UsageJobs, exporter: UsageExporter, noon: datetime
 ) -> None:
     """Three requests, rolled up and exported."""
-    for name in ("req_a", "req_b", "req_c"):
-        await ledger.serve(new_request(name, accepted_at=noon), 10)
+    for name, accepted_at in (
+        ("req_a", noon),
+        ("req_b", noon),
+        ("req_c", noon + timedelta(microseconds=1500)),
+    ):
+        await ledger.serve(new_request(name, accepted_at=accepted_at), 10)
     await usage_jobs.roll_up()
     await exporter.run_once()
 
@@ -111,6 +116,24 @@ async def test_every_difference_is_named(
     assert named == ({request_id} if request_id else set())
     elsewhere = await reconciled(operator, noon, tenant="ten_" + "0" * 26)
     assert elsewhere["is_balanced"], "it is another tenant's"
+
+
+@pytest.mark.usefixtures("settled")
+async def test_whatever_is_delivered_otherwise_than_it_was_used_is_a_difference(
+    ledger: Ledger, operator: Operator, noon: datetime
+) -> None:
+    (row,) = await ledger.rows("SELECT delivered FROM usage_outbox WHERE request_id = 'req_b'")
+    sent = row["delivered"]
+    assert {"base_model_id", "service_tier", "accepted_at", "queue_ms"} <= sent.keys()
+    change = "UPDATE usage_outbox SET delivered = CAST(:data AS jsonb) WHERE request_id = 'req_b'"
+    for name in sent:
+        without = {field: value for field, value in sent.items() if field != name}
+        for told in (sent | {name: "another"}, without):
+            await ledger.rows(change, data=json.dumps(told))
+            found = await reconciled(operator, noon)
+            assert found["num_differences"]["export_differs"] == 1, (name, told)
+    await ledger.rows(change, data=json.dumps(sent))
+    assert (await reconciled(operator, noon))["is_balanced"]  # the control
 
 
 @pytest.mark.usefixtures("settled")
