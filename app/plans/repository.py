@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import ColumnElement, delete, func, select, text, update
+from sqlalchemy import ColumnElement, delete, func, select, text
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -67,24 +67,22 @@ async def plan_of(session: AsyncSession, tenant: Tenant) -> Plan | None:
     return await session.scalar(select(Plan).where(Plan.id == tenant.plan_id))
 
 
-async def lock_shared(session: AsyncSession, key: ApiKey) -> ApiKey | None:
-    """The key, read afresh; it and all that are counted as one with it are locked, in order.
+async def lock_shared(session: AsyncSession, key: ApiKey) -> list[ApiKey]:
+    """The key and all that are counted as one with it, locked in order and read afresh.
 
-    In the tenant's scope.
+    In the tenant's scope. Empty, or without the key, where it was deleted meanwhile.
     """
-    rows = await session.scalars(
+    query = (
         select(ApiKey)
         .where(*_counted_as_one(key))
         .order_by(ApiKey.id)
         .with_for_update()
         .execution_options(populate_existing=True)
     )
-    return next((row for row in rows if row.id == key.id), None)
-
-
-async def share_limits(session: AsyncSession, key: ApiKey) -> None:
-    """Give the key's limits to all keys that are counted as one with it, in the tenant's scope."""
-    await session.execute(update(ApiKey).where(*_counted_as_one(key)).values(limits=key.limits))
+    await session.execute(query)
+    # NOTE: whoever makes one more of them has one locked. What was made while we waited for that
+    # is seen by a second look alone.
+    return list(await session.scalars(query))
 
 
 def _counted_as_one(key: ApiKey) -> tuple[ColumnElement[bool], ...]:

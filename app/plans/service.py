@@ -13,13 +13,13 @@ from app.adapters.names import is_adapter_name
 from app.api_keys import service as api_keys
 from app.api_keys.service import Asking
 from app.audit.trail import AuditTrail
-from app.db import operator_scope
+from app.db import operator_scope, tenant_scope
 from app.errors import ConflictError, NotFoundError, UnprocessableError
 from app.etags import check_etag
 from app.ids import new_id
 from app.pages import PageQuery
 from app.plans.assignment import check_shares, find_plan, lock_shares
-from app.plans.repository import PlanRepository, lock_shared, plan_of, share_limits
+from app.plans.repository import PlanRepository, lock_shared, plan_of
 from app.plans.schemas import (
     LimitsView,
     PlanCreate,
@@ -33,6 +33,7 @@ from app.plans.terms import adapter_limits, key_limits, tenant_terms
 from app.session import principals_changed
 from app.settings import Settings
 from app.tables import Adapter, ApiKey, Plan, Tenant
+from app.tenants.repository import TenantRepository
 from app.tenants.service import find_tenant
 from app.uploads.quotas import quota_layers, quotas_in_force
 
@@ -114,11 +115,11 @@ async def put_tenant_plan(
     trail: AuditTrail,
 ) -> TenantLimitsView:
     """Raises NotFoundError where there is no such tenant or plan; and as `check_etag`."""
-    await lock_shares(session)
-    before = await show_tenant(session, reference, settings)
+    tenant = await _lock_tenant(session, reference)
+    before = await show_tenant(session, tenant.id, settings)
     check_etag(before.etag, if_match)
     plan = None if name is None else await find_plan(session, name)
-    tenant = await find_tenant(session, reference)
+    await tenant_scope(session, tenant.id)
     tenant.plan_id = None if plan is None else plan.id
     return await _changed(session, tenant, before, settings, trail)
 
@@ -131,11 +132,10 @@ async def put_tenant_limits(
     settings: Settings,
     trail: AuditTrail,
 ) -> TenantLimitsView:
-    """Replace what the tenant has of its own. Raises as `check_etag` too."""
-    await lock_shares(session)
-    before = await show_tenant(session, reference, settings)
+    """Replace what the tenant has of its own. Raises NotFoundError, and as `check_etag`."""
+    tenant = await _lock_tenant(session, reference)
+    before = await show_tenant(session, tenant.id, settings)
     check_etag(before.etag, if_match)
-    tenant = await find_tenant(session, reference)
     _assign(tenant, body)
     # For processes from before there was `limits`, while the last of them are replaced.
     tenant.concurrency = body.limits.concurrency or None
@@ -158,15 +158,16 @@ async def put_key_limits(
 ) -> ApiKey:
     """Replace the limits of the key, and of those that are counted as one with it.
 
-    Raises NotFoundError, and as `check_etag`.
+    Each of them has an event. Raises NotFoundError, and as `check_etag`.
     """
     found = await find_key(session, reference, key_id, trail)
-    key = await lock_shared(session, found)
+    keys = await lock_shared(session, found)
+    key = next((each for each in keys if each.id == found.id), None)
     if key is None:  # deleted while we waited for the lock
         raise NotFoundError("No such key.", param="key")
     check_etag(LimitsView.of_subject(key.limits, key_limits(key)).etag, if_match)
-    await _put_limits(session, key, "key.limits_changed", body, trail)
-    await share_limits(session, key)
+    for each in keys:
+        await _put_limits(session, each, "key.limits_changed", body, trail)
     return key
 
 
@@ -189,6 +190,16 @@ async def put_adapter_limits(
     check_etag(LimitsView.of_subject(row.limits, adapter_limits(row.id, row.limits)).etag, if_match)
     await _put_limits(session, row, "adapter.limits_changed", body, trail)
     return row
+
+
+async def _lock_tenant(session: AsyncSession, reference: str) -> Tenant:
+    """A tenant whose share may change. Leaves the session in its scope. Raises NotFoundError."""
+    await lock_shares(session)
+    found = await find_tenant(session, reference)
+    tenant = await TenantRepository(session).lock(found.id)
+    if tenant is None:  # deleted while we waited for the lock
+        raise NotFoundError("No such tenant.", param="tenant")
+    return tenant
 
 
 async def _changed(

@@ -11,7 +11,9 @@ import pytest
 from app.auth import verify_key
 from app.context import AppContext
 from app.plans.limits import Kind
+from tests.builders.held_rows import answered_after
 from tests.builders.operator import OPERATOR, Operator, Tenant
+from tests.fixtures.servers import TestDatabase
 
 
 @pytest.fixture
@@ -161,6 +163,46 @@ async def test_every_change_of_a_limit_is_in_the_audit_log(
     actions = [event["action"] for event in log["data"]]
     assert actions.count("tenant.limits_changed") == 2
     assert actions.count("key.limits_changed") == 1
+
+
+async def test_each_key_whose_limits_change_with_another_ones_is_in_the_audit_log(
+    operator: Operator, acme: Tenant
+) -> None:
+    rotated = await operator.done("POST", f"/tenants/acme/keys/{acme.key_id}/rotate")
+    alone = await operator.new_key("acme")
+    path = f"/tenants/acme/keys/{rotated['id']}/limits"
+    await operator.done("PUT", path, json={"concurrency": 1})
+    await operator.done("PUT", path, json={"concurrency": 2})
+    log = (await operator.done("GET", "/audit/acme", params={"limit": 100}))["data"]
+    changes = [
+        (event["target"], event["before"], event["after"])
+        for event in log
+        if event["action"] == "key.limits_changed"
+    ]
+    one, two = {"concurrency": 1}, {"concurrency": 2}
+    assert changes == [
+        (key_id, before, after)
+        for before, after in (({}, one), (one, two))
+        for key_id in sorted((acme.key_id, rotated["id"]))
+    ]
+    assert alone["id"] not in [target for target, _, _ in changes]  # it is counted by itself
+
+
+@pytest.mark.parametrize(
+    ("path", "body"), [("limits", {"limits": {"concurrency": 1}}), ("plan", {"plan": "gold"})]
+)
+async def test_the_terms_of_a_tenant_that_is_deleted_meanwhile_are_not_found(
+    operator: Operator, acme: Tenant, database: TestDatabase, path: str, body: dict[str, Any]
+) -> None:
+    await new_plan(operator)
+    await operator.done("PUT", f"/tenants/acme/{path}", json=body)  # the control
+    answer = await answered_after(
+        database.owner_url,
+        "DELETE FROM tenants WHERE id = :id",
+        operator.call("PUT", f"/tenants/acme/{path}", json=body),
+        id=acme.id,
+    )
+    assert (answer.status_code, answer.json()["error"]["param"]) == (404, "tenant")
 
 
 async def test_no_tenant_reaches_plans_or_limits(api: httpx.AsyncClient, acme: Tenant) -> None:
