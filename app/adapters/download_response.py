@@ -64,7 +64,9 @@ class DownloadResponse(Response):
             if not self._has_started:
                 self._has_started = True
                 headers = self._sent_headers.raw
-                await send({"type": "http.response.start", "status": 200, "headers": headers})
+                await self._hand_over(
+                    send, {"type": "http.response.start", "status": 200, "headers": headers}
+                )
             for start in range(0, len(piece), CHUNK_BYTES):
                 chunk = piece[start : start + CHUNK_BYTES]
                 await self._hand_over(

@@ -115,7 +115,9 @@ class EventStreamResponse(Response):
         async for data in self._frames:
             if not self._has_started:
                 headers = Headers({**self._headers_now(), **STREAM_HEADERS})
-                await send({"type": "http.response.start", "status": 200, "headers": headers.raw})
+                start = {"type": "http.response.start", "status": 200, "headers": headers.raw}
+                # It waits as well: for an answer before it on this connection that nobody reads.
+                await self._hand_over(send, start)
                 self._has_started = True
             await self._hand_over(
                 send, {"type": "http.response.body", "body": data, "more_body": True}

@@ -16,7 +16,7 @@ RESET = struct.pack("ii", 1, 0)  # SO_LINGER: on, for no time at all
 
 
 class RawClient:
-    """One request on one connection."""
+    """One connection, and requests on it."""
 
     def __init__(self, url: str, *, receive_buffer: int | None = None) -> None:
         """receive_buffer: bytes that may be under way to a client that does not read."""
@@ -28,6 +28,12 @@ class RawClient:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         self._socket.settimeout(30)
         self._socket.connect((parts.hostname, parts.port))
+
+    def get(self, path: str, headers: Mapping[str, str]) -> None:
+        """Send the request, and read nothing."""
+        head = [f"GET {path} HTTP/1.1", f"host: {self._host}"]
+        head += [*(f"{name}: {value}" for name, value in headers.items()), "", ""]
+        self._socket.sendall("\r\n".join(head).encode())
 
     def post(self, path: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> None:
         """Send the request, and read nothing."""

@@ -78,6 +78,19 @@ async def test_a_client_that_does_not_read_is_cut_off_and_everything_is_given_ba
     assert "client_too_slow" in reasons and reasons <= {"client_too_slow", "length"}
 
 
+async def test_a_stream_behind_an_answer_that_nobody_reads_is_given_back_as_well(
+    url: str, acme: Tenant, engine: StubEngine, impatient: AppContext
+) -> None:
+    """On one connection: no byte of the second answer can be sent, not even its status."""
+    client = RawClient(url, receive_buffer=SMALL_BUFFER)
+    client.get("/openapi.json", acme.headers)
+    client.post(PATH, body(MAX_TOKENS, stream=True), acme.headers)
+    await until(lambda: len(engine.requests) == 1)
+    await until(lambda: impatient.queue.num_in_flight == impatient.admission.num_held == 0)
+    await until(lambda: engine.aborted == [engine.requests[0].request_id])
+    client.close()
+
+
 async def test_control_a_client_that_reads_slowly_is_served_to_the_end(
     url: str, acme: Tenant, engine: StubEngine, rows: Rows, consumer: UsageConsumer
 ) -> None:
