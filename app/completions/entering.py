@@ -4,7 +4,8 @@ Between the door and the queue lie a reservation and a commit. Whoever comes mea
 the queue as short as the one before did, and be let in too: a crowd that comes at once would be let
 in as a whole, take long to accept, and by that let in more. Knows nothing of the queue. Invariant:
 each finds those who entered before it and are not enqueued yet, also those who are on their way to
-the door and for whom a place is kept, and never itself.
+the door and for whom a place is kept, and never itself; each sequence is found here until the queue
+has it.
 """
 
 from __future__ import annotations
@@ -37,20 +38,38 @@ class Ahead:
 
 
 @dataclass(slots=True)
-class _Kept:
-    """A place for one sequence of a request that has not come to the door."""
+class _Places:
+    """Of sequences that the queue does not know yet."""
 
     counts: Counter[str]
     tenant_id: str
-    is_held: bool = True
+    num: int
 
-    def give_up(self) -> None:
-        if self.is_held:
-            self.is_held = False
-            _take_off(self.counts, self.tenant_id, 1)
+    def __post_init__(self) -> None:
+        self.counts[self.tenant_id] += self.num
+
+    def give_up(self, num: int) -> None:
+        num = min(num, self.num)
+        self.num -= num
+        self.counts[self.tenant_id] -= num
+        if self.counts[self.tenant_id] == 0:
+            del self.counts[self.tenant_id]
 
 
-_kept: ContextVar[_Kept | None] = ContextVar("_kept", default=None)
+@dataclass(frozen=True, slots=True)
+class Entrance:
+    """One request's. `ahead`: who entered before it."""
+
+    ahead: Ahead
+    _places: _Places
+
+    def enqueued(self) -> None:
+        """The queue has one of its sequences."""
+        self._places.give_up(1)
+
+
+_kept: ContextVar[_Places | None] = ContextVar("_kept", default=None)
+"""Of the request at hand, before it has come to the door."""
 
 
 class Entering:
@@ -63,34 +82,27 @@ class Entering:
     def keep(self, tenant_id: str) -> Iterator[Ahead]:
         """A place is kept for the request at hand until it enters, or the block ends."""
         ahead = self._ahead_of(tenant_id)
-        self._by_tenant[tenant_id] += 1
-        kept = _Kept(self._by_tenant, tenant_id)
+        kept = _Places(self._by_tenant, tenant_id, 1)
         token = _kept.set(kept)
         try:
             yield ahead
         finally:
             _kept.reset(token)
-            kept.give_up()
+            kept.give_up(1)
 
     @contextmanager
-    def enter(self, tenant_id: str, num: int) -> Iterator[Ahead]:
-        """`num` sequences of a tenant enter, until the block ends."""
+    def enter(self, tenant_id: str, num: int) -> Iterator[Entrance]:
+        """`num` sequences of a tenant enter, until they are enqueued or the block ends."""
         kept = _kept.get()
         if kept is not None:
-            kept.give_up()
+            kept.give_up(1)
         ahead = self._ahead_of(tenant_id)
-        self._by_tenant[tenant_id] += num
+        places = _Places(self._by_tenant, tenant_id, num)
         try:
-            yield ahead
+            yield Entrance(ahead, places)
         finally:
-            _take_off(self._by_tenant, tenant_id, num)
+            places.give_up(num)
 
     def _ahead_of(self, tenant_id: str) -> Ahead:
         counts = self._by_tenant
         return Ahead(counts.total(), counts[tenant_id], len(counts))
-
-
-def _take_off(counts: Counter[str], tenant_id: str, num: int) -> None:
-    counts[tenant_id] -= num
-    if counts[tenant_id] == 0:
-        del counts[tenant_id]

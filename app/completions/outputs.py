@@ -105,8 +105,8 @@ async def running(
         watch = stack.enter_context(watched(context, model, requests, num_choices_per_prompt))
         if context.queue.usage_backlog > context.settings.max_usage_backlog:
             raise UnavailableError(internal="ledger: no worker takes in what was used")
-        with context.turnstile.entering.enter(principal.tenant_id, len(requests)) as ahead:
-            await refuse_overload(context, principal, asked, ahead)
+        with context.turnstile.entering.enter(principal.tenant_id, len(requests)) as entrance:
+            await refuse_overload(context, principal, asked, entrance.ahead)
             admission = await stack.enter_async_context(
                 admitted(context, principal, model, requests, num_choices_per_prompt)
             )
@@ -122,12 +122,13 @@ async def running(
                 for place, request in enumerate(requests)
             ]
             await context.acceptance.accept(rows, is_hurried=context.registry.availability.is_away)
-        admission.is_accepted = True
-        streams: list[OutputStream] = []
-        with _disowning(context, requests, streams):
-            for request in requests:
-                stream = await _submit(context, traced(request), asked.queue_timeout_s)
-                streams.append(stack.enter_context(closing(stream)))
+            admission.is_accepted = True
+            streams: list[OutputStream] = []
+            with _disowning(context, requests, streams):
+                for request in requests:
+                    stream = await _submit(context, traced(request), asked.queue_timeout_s)
+                    entrance.enqueued()
+                    streams.append(stack.enter_context(closing(stream)))
         outputs = Outputs(streams, admission.decision, watch)
         stack.callback(outputs.close_all)
         yield outputs
@@ -186,5 +187,9 @@ async def _submit(
         return await context.redis.ask(
             partial(context.queue.submit, request, queue_timeout_s=queue_timeout_s)
         )
+    except asyncio.CancelledError:
+        # It may have been submitted by now: then nobody else has its stream.
+        context.queue.abort(request.request_id)
+        raise
     except QueueUnavailableError as error:
         raise UnavailableError(internal=str(error)) from error

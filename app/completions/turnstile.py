@@ -25,7 +25,7 @@ from typing import Any, cast
 
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
-from starlette.types import Scope
+from starlette.types import Receive, Scope, Send
 
 from app.completions.entering import Ahead, Entering
 from app.error_handlers import error_response
@@ -94,7 +94,7 @@ class Turnstile:
         """
         holder = self._holder(shown)
         known = None if holder is None else self._keys.get(holder.key_id)
-        if holder is None or known is None or known.refusal is None:
+        if holder is None or known is None or not self._is_refused(known):
             yield None
         elif self._is_told(known):
             yield known.refusal
@@ -103,6 +103,10 @@ class Turnstile:
         else:
             with self.entering.keep(holder.tenant_id) as ahead:
                 yield await self._answer(holder, ask_again, ahead)
+
+    def _is_refused(self, known: _Known) -> bool:
+        """It was when it was asked last, and that is not long ago."""
+        return known.refusal is not None and known.known_until > self._clock()
 
     def _is_told(self, known: _Known) -> bool:
         now = self._clock()
@@ -190,33 +194,46 @@ class Turnstile:
 class TurnstileRoute(APIRoute):
     """A route whose callers pass the turnstile of their process before anything else.
 
+    They pass it until their answers have ended: the work of a streamed one begins when it is sent.
     Its endpoint sets `request.state.is_watched` when its answer counts itself from then on.
     """
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] not in (self.methods or ()):  # it says so itself
+            await super().handle(scope, receive, send)
+            return
+        turnstile, answers = _of(scope)
+        shown = shown_key(scope)
+        async with turnstile.passing(shown) as refusal:
+            if refusal is None:
+                await super().handle(scope, receive, send)
+                return
+        answers.turned_away(turnstile.tenant_of(shown), refusal.code)
+        await error_response(refusal)(scope, receive, send)
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
 
-        async def pass_through(request: Request) -> Response:
-            context, state = request.app.state.ctx, request.state
-            turnstile = cast(Turnstile, context.turnstile)
-            answers = cast(AnswerMetrics, context.answers)
-            shown = shown_key(request.scope)
-            async with turnstile.passing(shown) as refusal:
-                if refusal is not None:
-                    answers.turned_away(turnstile.tenant_of(shown), refusal.code)
-                    return error_response(refusal)
-                try:
-                    return await handle(request)
-                except ApiError as error:
-                    if error.status in REJECTIONS and not getattr(state, "is_watched", False):
-                        answers.turned_away(getattr(state, "actor_tenant_id", None), error.code)
-                    raise
-                finally:
-                    key_id = getattr(state, "actor", None)
-                    if key_id is not None:
-                        turnstile.learn(shown, key_id, state.actor_tenant_id)
+        async def learn(request: Request) -> Response:
+            turnstile, answers = _of(request.scope)
+            state = request.state
+            try:
+                return await handle(request)
+            except ApiError as error:
+                if error.status in REJECTIONS and not getattr(state, "is_watched", False):
+                    answers.turned_away(getattr(state, "actor_tenant_id", None), error.code)
+                raise
+            finally:
+                key_id = getattr(state, "actor", None)
+                if key_id is not None:
+                    turnstile.learn(shown_key(request.scope), key_id, state.actor_tenant_id)
 
-        return pass_through
+        return learn
+
+
+def _of(scope: Scope) -> tuple[Turnstile, AnswerMetrics]:
+    context = scope["app"].state.ctx
+    return cast(Turnstile, context.turnstile), cast(AnswerMetrics, context.answers)
 
 
 def count_turned_away(

@@ -7,10 +7,13 @@ from typing import Any
 import httpx
 import pytest
 
+from app.completions.outputs import _submit
 from app.context import AppContext
+from engine.transport.output_stream import OutputStream
 from tests.app.completions.conftest import Say
 from tests.app.completions.test_chat_route import PATH, body
 from tests.builders.operator import Tenant
+from tests.builders.requests import make_request
 from tests.builders.stub_engine import StubEngine
 from tests.builders.waiting import until
 
@@ -74,6 +77,28 @@ async def test_a_client_that_hangs_up_in_the_queue_leaves_nothing_there(
             fields = {"json": body(), "headers": acme.headers}
             assert (await client.post(PATH, **fields)).status_code == 200
     assert len(engine.requests) == 1  # the second client's
+
+
+async def test_a_client_that_hangs_up_in_the_moment_of_submission_leaves_nothing_there(
+    context: AppContext, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The queue has the request, and who submitted it is gone before it can take its stream."""
+    submit = context.queue.submit
+
+    async def submit_and_hang_up(*args: Any, **fields: Any) -> OutputStream:
+        stream = await submit(*args, **fields)
+        asyncio.get_running_loop().call_soon(calling.cancel)
+        return stream
+
+    monkeypatch.setattr(context.queue, "submit", submit_and_hang_up)
+    request = make_request(api_id=context.settings.api_id, max_tokens=100_000)
+    with StubEngine(redis_url, step_s=0.01) as engine:
+        calling = asyncio.create_task(_submit(context, request, 60.0))
+        with pytest.raises(asyncio.CancelledError):
+            await calling
+        await until(lambda: context.queue.num_in_flight == 0)
+        await until(lambda: not context.queue._aborts)
+        assert engine.num_running == 0
 
 
 async def test_an_answer_that_ends_by_itself_aborts_nothing(

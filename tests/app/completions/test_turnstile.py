@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
+from types import SimpleNamespace
 
 import httpx
 import pytest
 import redis
+from fastapi import APIRouter, FastAPI, Response
+from prometheus_client import CollectorRegistry
+from starlette.types import Receive, Scope, Send
 
 from app.api import create_app
 from app.completions.door import FEW
@@ -18,9 +23,11 @@ from app.completions.turnstile import (
     RENEWED_S,
     SETTLED_S,
     Turnstile,
+    TurnstileRoute,
 )
 from app.context import AppContext
 from app.errors import ApiError, UnavailableError
+from app.metrics.answers import AnswerMetrics
 from engine.transport import keys
 from tests.app.completions.test_chat_route import PATH, body
 from tests.builders.operator import Tenant
@@ -147,12 +154,53 @@ async def test_a_place_is_kept_for_who_was_let_in_until_it_enters(
     async with turnstile.passing(b"Bearer crowd"):
         assert not await is_refused(turnstile)
         assert door.ahead == Ahead(1, 1, 1)
-        with turnstile.entering.enter("ten_crowd", 3) as ahead:
-            assert ahead == Ahead(0, 0, 0), "its own place is not before it"
+        with turnstile.entering.enter("ten_crowd", 3) as entrance:
+            assert entrance.ahead == Ahead(0, 0, 0), "its own place is not before it"
             assert not await is_refused(turnstile)
             assert door.ahead == Ahead(3, 3, 1)
     assert not await is_refused(turnstile)
     assert door.ahead == Ahead(0, 0, 0), "nothing is left of it"
+
+
+async def test_a_place_is_kept_for_a_streamed_answer_until_its_work_enters(
+    turnstile: Turnstile, door: Door, seconds: Seconds
+) -> None:
+    """Its work begins when the answer is sent, in a task of its own."""
+    seconds.now += 1.01 * REMEMBERED_S
+    door.says = None
+    seen: list[Ahead] = []
+
+    async def look() -> None:
+        await is_refused(turnstile)
+        seen.append(door.ahead)
+
+    class Streamed(Response):
+        async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+            await asyncio.create_task(self.work())
+            await super().__call__(scope, receive, send)
+
+        async def work(self) -> None:
+            await look()
+            with turnstile.entering.enter("ten_crowd", 2) as entrance:
+                await look()
+                entrance.enqueued()
+                await look()
+            await look()
+
+    api, router = FastAPI(), APIRouter(route_class=TurnstileRoute)
+    answers = AnswerMetrics(CollectorRegistry(), top_tenants=5)
+    api.state.ctx = SimpleNamespace(turnstile=turnstile, answers=answers)
+
+    @router.post("/completions")
+    async def answer() -> Response:
+        return Streamed()
+
+    api.include_router(router)
+    transport = httpx.ASGITransport(api)
+    async with httpx.AsyncClient(transport=transport, base_url="http://tenfold.test") as client:
+        crowd = {"authorization": "Bearer crowd"}
+        assert (await client.post("/completions", headers=crowd)).status_code == 200
+    assert [ahead.num for ahead in seen] == [1, 2, 1, 0]
 
 
 async def test_once_nobody_has_been_refused_for_a_while_the_door_is_left_alone(
@@ -208,6 +256,13 @@ async def test_a_key_that_was_not_verified_lately_is_unknown(
     turnstile.remember("key_crowd", OVERLOADED, MAX_WAIT_S)
     assert not await is_refused(turnstile)
     assert turnstile.tenant_of(b"Bearer crowd") is None
+
+
+async def test_a_refusal_of_long_ago_is_no_refusal(turnstile: Turnstile, seconds: Seconds) -> None:
+    """One was let through, and all others were told what its key had been told at noon."""
+    seconds.now += 3600
+    turnstile.learn(b"Bearer crowd", "key_crowd", "ten_crowd")
+    assert [await is_refused(turnstile) for _ in range(3)] == [False] * 3
 
 
 async def test_a_refusal_is_repeated_before_the_body_is_read(
