@@ -1,15 +1,19 @@
 """What an API process itself says of its requests: those that it ended, for the ledger.
 
 Knows nothing of streams. Invariant: what was added is in Redis, or will be as soon as Redis takes
-it; after Redis lost its data, what was said lately is said again (the ledger takes it once).
+it; after Redis lost its data, what may not have been taken in is said again (the ledger takes it
+once): what is older than `REMEMBERED_S` only where nothing waited to be taken in since, and at most
+`MAX_REMEMBERED` records.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import islice
 
+import structlog
 from redis.asyncio import Redis
 
 from engine.messages import TRIAL_TENANT, EngineRequest, UsageAuthor, UsageRecord
@@ -18,15 +22,29 @@ from engine.transport.codec import Codec
 from engine.transport.connection import translated_errors
 from engine.transport.output_stream import OutputStream
 
-REMEMBERED_S = 60.0  # how far behind a worker may be when Redis loses its data
+log = structlog.get_logger(__name__)
+
+REMEMBERED_S = 60.0
 MAX_REMEMBERED = 20_000
+SURE_S = 5.0
+"""Until nothing waits because all was taken in, and not because Redis lost it a moment ago."""
 MAX_SENT_AT_ONCE = 500
 
 
 class UsageReporter:
     """`add` what ended here, `remember` what an engine ended; `send` again and again."""
 
-    def __init__(self, redis: Redis, codec: Codec, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        redis: Redis,
+        codec: Codec,
+        clock: Callable[[], float],
+        *,
+        num_waiting: Callable[[], int],
+    ) -> None:
+        """num_waiting: how many records, of all processes, no worker had taken in a moment ago."""
+        self._num_waiting = num_waiting
+        self._none_waited_at: float | None = None
         self._redis = redis
         self._codec = codec
         self._clock = clock
@@ -50,11 +68,19 @@ class UsageReporter:
             return
         now = self._clock()
         self._remembered.append((now, record))
-        while now - self._remembered[0][0] > REMEMBERED_S:
+        if self._none_waited_at is None:
+            self._none_waited_at = now if self._num_waiting() == 0 else None
+        elif now - self._none_waited_at > SURE_S:
+            self._forget_before(min(self._none_waited_at, now - REMEMBERED_S))
+            self._none_waited_at = None
+
+    def _forget_before(self, taken_in_at: float) -> None:
+        while self._remembered[0][0] < taken_in_at:
             self._remembered.popleft()
 
     def repeat(self) -> None:
         """Redis lost its data, and with it what no worker had read yet."""
+        self._none_waited_at = None
         self._unsent.extend(record for _, record in self._remembered)
         self._has_unsent.set()
 
@@ -66,11 +92,19 @@ class UsageReporter:
         num = min(len(self._unsent), MAX_SENT_AT_ONCE)
         with translated_errors():
             async with self._redis.pipeline(transaction=True) as pipe:
-                for i in range(num):
-                    pipe.xadd(keys.USAGE, {"record": self._codec.encode(self._unsent[i])})
+                for data in self._encoded(num):
+                    pipe.xadd(keys.USAGE, {"record": data})
                 await pipe.execute()
         for _ in range(num):
             self._unsent.popleft()
+
+    def _encoded(self, num: int) -> Iterator[bytes]:
+        """The first `num` records; without one that can never be sent, and would hold up all."""
+        for record in islice(self._unsent, num):
+            try:
+                yield self._codec.encode(record)
+            except Exception:
+                log.exception("usage_record_dropped", request_id=record.request_id)
 
 
 def record_of_stream(stream: OutputStream, reason: str) -> UsageRecord:

@@ -24,6 +24,7 @@ from engine.transport.connection import open_async_redis, translated_errors
 from engine.transport.errors import QueueUnavailableError
 from tests.builders.queue_secret import QUEUE_SECRET
 from tests.builders.relay import Relay
+from tests.builders.requests import make_request
 from tests.builders.waiting import until
 from tests.fixtures.servers import TestDatabase
 
@@ -173,3 +174,29 @@ async def test_a_mistake_of_ours_ends_what_waits_and_not_the_queue(
         await until(lambda: any(each["event"] == "queue_lost_its_data" for each in logs))
         await client.close()
     assert [each["task"] for each in logs if each["event"] == "queue_task_failed"] == ["watch"]
+
+
+@pytest.mark.parametrize(("task", "ends"), [("report", False), ("watch", True)])
+async def test_a_mistake_ends_streams_only_where_none_can_go_on(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch, task: str, ends: bool
+) -> None:
+    client = QueueClient(redis_url, "api-test", secret=QUEUE_SECRET)
+    mistakes: list[Exception] = []
+    owner, name = {"report": (client._reports, "send"), "watch": (client._watch, "look")}[task]
+    step = getattr(owner, name)
+
+    async def fail_once() -> None:
+        if mistakes:
+            raise mistakes.pop()
+        await step()
+
+    monkeypatch.setattr(owner, name, fail_once)
+    await client.start()
+    stream = await client.submit(make_request())
+    with structlog.testing.capture_logs() as logs:
+        mistakes.append(RuntimeError("ours"))
+        client.disown(make_request(), "abort")  # something to report
+        await until(lambda: not client._reports.num_unsent and not mistakes)
+    assert [each["task"] for each in logs if each["event"] == "queue_task_failed"] == [task]
+    assert stream.is_finished == ends
+    await client.close()

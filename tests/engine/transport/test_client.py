@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,7 @@ from app.launcher.ports import free_port
 from app.launcher.valkey import ValkeyServer
 from engine.messages import EngineError, EngineRequest, FinishReason, TokenOutput
 from engine.transport import keys
-from engine.transport.client import QueueClient
+from engine.transport.client import MAX_ABORTS_AT_ONCE, QueueClient
 from engine.transport.errors import QueueUnavailableError
 from engine.transport.output_stream import OutputStream
 from tests.builders.queue_driver import QueueDriver
@@ -141,8 +141,48 @@ async def test_a_cancelled_submit_leaves_nothing_behind(
     assert client.num_in_flight == 0
 
 
+async def test_who_goes_at_once_is_aborted_at_once_the_first_first(
+    client: QueueClient, driver: QueueDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of them took a round trip of its own, and the first one waited for all others'."""
+    streams = [await client.submit(make_request()) for _ in range(MAX_ABORTS_AT_ONCE + 50)]
+    abort, batches = client._abort, list[list[str]]()
+
+    async def note(aborts: Mapping[str, tuple[str, int]]) -> list[bytes]:
+        batches.append(list(aborts))
+        return await abort(aborts)
+
+    monkeypatch.setattr(client, "_abort", note)
+    names = [stream.request_id for stream in streams]
+    for stream in streams:
+        stream.close()
+    await until(lambda: set(driver.states(*names)) == {"u"})
+    assert batches == [names[:MAX_ABORTS_AT_ONCE], names[MAX_ABORTS_AT_ONCE:]]
+
+
+async def test_an_abort_is_not_lost_with_the_task_that_sends_it(
+    redis_url: str, driver: QueueDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = QueueClient(redis_url, "api-closing", secret=QUEUE_SECRET)
+    await client.start()
+    stream = await client.submit(make_request(api_id="api-closing"))
+    abort, is_sending = client._abort, asyncio.Event()
+
+    async def hang(aborts: Mapping[str, tuple[str, int]]) -> list[bytes]:
+        monkeypatch.setattr(client, "_abort", abort)
+        is_sending.set()
+        await asyncio.sleep(60)
+        return []
+
+    monkeypatch.setattr(client, "_abort", hang)
+    stream.close()
+    await is_sending.wait()
+    await client.close()
+    assert driver.states(stream.request_id) == "u"
+
+
 async def test_a_slow_engine_that_lives_is_waited_for(client: QueueClient, redis_url: str) -> None:
-    """The control of the test above: silence alone ends nothing."""
+    """The control of the test below: silence alone ends nothing."""
     with StubEngine(redis_url) as engine:
         engine.pause()
         stream = await client.submit(make_request(max_tokens=2), queue_timeout_s=0.5)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+import msgspec
 import pytest
 import redis
 
@@ -18,7 +19,9 @@ from engine.messages import (
 from engine.transport import keys
 from engine.transport.client import QueueClient
 from engine.transport.codec import Codec
+from engine.transport.connection import open_async_redis
 from engine.transport.liveness import ApiWatch
+from engine.transport.reports import UsageReporter, record_of_unsubmitted
 from engine.transport.server import EngineTransport
 from tests.builders.queue_driver import QueueDriver
 from tests.builders.queue_secret import QUEUE_SECRET
@@ -119,6 +122,59 @@ async def test_work_for_a_dead_api_process_is_aborted_within_two_seconds(
         wait_until(lambda: bool(said(raw)) and said(raw)[-1].finish_reason == "api_lost")
         assert engine.num_running == 0
     await client.close()
+
+
+class Reports:
+    """What is said again after a loss, of records that come every ten seconds."""
+
+    def __init__(self, redis_url: str) -> None:
+        self.now = 0.0
+        self.num_waiting = 0
+        self._redis = open_async_redis(redis_url, max_connections=1)
+        self._reporter = UsageReporter(
+            self._redis, Codec(QUEUE_SECRET), lambda: self.now, num_waiting=lambda: self.num_waiting
+        )
+        self._num = 0
+
+    def pass_by(self, seconds: int) -> None:
+        for _ in range(seconds // 10):
+            self.now += 10
+            self._num += 1
+            request = make_request(request_id=f"req_{self._num}")
+            self._reporter.remember(record_of_unsubmitted(request, "length"))
+
+    def num_said_again(self) -> int:
+        before = self._reporter.num_unsent
+        self._reporter.repeat()
+        return self._reporter.num_unsent - before
+
+
+async def test_what_no_worker_has_taken_in_is_said_again_however_old_it_is(redis_url: str) -> None:
+    reports = Reports(redis_url)
+    reports.num_waiting = 1  # a worker that is away
+    reports.pass_by(600)
+    assert reports.num_said_again() == 60
+    reports.num_waiting = 0  # for the moment, since Redis lost it
+    reports.pass_by(10)
+    assert reports.num_said_again() == 61
+
+
+async def test_control_what_was_taken_in_is_forgotten(redis_url: str) -> None:
+    reports = Reports(redis_url)
+    reports.pass_by(600)
+    assert reports.num_said_again() < 10
+
+
+async def test_a_record_that_cannot_be_sent_holds_up_no_other(
+    redis_url: str, raw: redis.Redis
+) -> None:
+    async with open_async_redis(redis_url, max_connections=1) as server:
+        reporter = UsageReporter(server, Codec(QUEUE_SECRET), lambda: 0.0, num_waiting=lambda: 0)
+        good = record_of_unsubmitted(make_request(request_id="req_good"), "abort")
+        reporter.add(msgspec.structs.replace(good, num_generated_tokens=1 << 80))
+        reporter.add(good)
+        await reporter.send()
+    assert said(raw) == [good] and reporter.num_unsent == 0
 
 
 def test_a_redis_that_lost_its_data_proves_nobody_dead() -> None:
