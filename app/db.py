@@ -38,8 +38,12 @@ LOST = (
 """What asyncpg raises where Postgres went away; the last where Postgres has said that it will, and
 the connection has not ended yet."""
 _CONNECT_FAILURES = (*LOST, RuntimeError, exc.DBAPIError, exc.TimeoutError)
-# SQLSTATE classes: connection exception, insufficient resources, shutdown or start-up.
-_LOST_STATES = ("08", "53", "57P")
+# SQLSTATEs and classes of them: connection exception, read-only, idle for too long, rolled back for
+# the sake of others, insufficient resources, a lock that is not to be had, cancelled (as by a
+# time-out), shutdown or start-up, input and output. None says anything against the statement.
+_READ_ONLY = "25006"
+_LOST_STATES = ("08", _READ_ONLY, "25P03", "40", "53", "55P03", "57014", "57P", "58")
+_REFUSED_STATES = ("22", "23")  # a value, a constraint
 _SCOPE = text(
     "SELECT set_config('app.tenant_id', :tenant_id, true),"
     " set_config('app.scope', :scope, true),"
@@ -91,7 +95,8 @@ class Database:
     async def session(self) -> AsyncIterator[AsyncSession]:
         """A session on an open connection; what is not committed is rolled back.
 
-        Raises UnavailableError when Postgres cannot be reached, or goes away meanwhile.
+        Raises UnavailableError when Postgres cannot be reached, goes away meanwhile, or takes
+        nothing now, whatever it is: read-only, full, too late for a time-out.
         """
         session = self._sessions()
         try:
@@ -104,8 +109,10 @@ class Database:
             except TimeoutError as error:  # the driver's own, of a statement
                 raise registry_unavailable(error) from error
             except exc.DBAPIError as error:
+                if _state(error) == _READ_ONLY:  # maybe a demoted primary: its successor is sought
+                    await asyncio.shield(session.invalidate())
                 if _is_lost(error):
-                    raise registry_unavailable(error) from error
+                    raise registry_unavailable(_cause(error)) from error
                 raise
             except RuntimeError as error:
                 if CLOSED in str(error):
@@ -127,14 +134,36 @@ async def _close(session: AsyncSession) -> None:
         await session.invalidate()
 
 
+def is_refused(error: exc.DBAPIError) -> bool:
+    """Whether what was to be written is at fault, so that it would never be taken."""
+    return _state(error).startswith(_REFUSED_STATES) or _is_unsendable(error)
+
+
 def _is_lost(error: exc.DBAPIError) -> bool:
-    """Whether Postgres went away, rather than refused a statement."""
-    state = getattr(error.orig, "sqlstate", None) or ""
+    """Whether Postgres went away, or takes nothing now, rather than refused a statement."""
+    if _is_unsendable(error):
+        return False
     return (
         error.connection_invalidated
         or isinstance(error, exc.OperationalError | exc.InterfaceError)
-        or state.startswith(_LOST_STATES)
+        or _state(error).startswith(_LOST_STATES)
     )
+
+
+def _state(error: exc.DBAPIError) -> str:
+    """Its SQLSTATE; '' where Postgres has not spoken."""
+    return getattr(error.orig, "sqlstate", None) or ""
+
+
+def _is_unsendable(error: exc.DBAPIError) -> bool:
+    """Whether the driver has no form for a value, as for a number beyond its column's type."""
+    cause = _cause(error)
+    return isinstance(cause, asyncpg.InterfaceError) and isinstance(cause, ValueError)
+
+
+def _cause(error: exc.DBAPIError) -> BaseException:
+    """What the driver raised."""
+    return (error.orig and error.orig.__cause__) or error
 
 
 async def tenant_scope(session: AsyncSession, tenant_id: str) -> None:

@@ -51,6 +51,10 @@ from lora.store_open import open_parts, open_store
 log = structlog.get_logger()
 
 POLL_INTERVAL_S = 2.0
+STATEMENT_TIMEOUT_S = 600.0
+"""Longer than any statement takes: from then on a Postgres that says nothing is gone."""
+LEDGER_TIMEOUT_S = 10.0
+"""The same for the ledger, whose statements are short, and for which everybody waits."""
 
 
 def main() -> None:
@@ -65,7 +69,9 @@ async def run(settings: WorkerSettings) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
-    database = Database(settings.database_url, pool_size=6)
+    url = settings.database_url
+    database = Database(url, pool_size=6, statement_timeout_s=STATEMENT_TIMEOUT_S)
+    ledger_database = Database(url, pool_size=1, statement_timeout_s=LEDGER_TIMEOUT_S)
     base = await asyncio.to_thread(BaseSpec.from_folder, settings.model, settings.model_id)
     model = await asyncio.to_thread(find_base_weights, settings.model, base)
     store = open_store(
@@ -78,7 +84,7 @@ async def run(settings: WorkerSettings) -> None:
     imports = open_imports(settings, database, store, base, sandbox, utc_now)
     peppers = settings.key_pepper.get_secret_value()
     levers = EngineLevers(settings.redis_url, secret=settings.queue_secret.get_secret_value())
-    ledger = LedgerJobs(database, settings)
+    ledger = LedgerJobs(ledger_database, settings)
     usage = UsageJobs(database, settings, utc_now)
     rollouts = RolloutJobs(
         database,
@@ -134,6 +140,7 @@ async def run(settings: WorkerSettings) -> None:
         await golden.close()
         await sandbox.close()
         await metrics.close()
+        await ledger_database.close()
         await database.close()
     log.info("worker_stopped")
 

@@ -3,7 +3,8 @@
 Arrivals within `linger_s`, and those that come while a commit is under way, share one statement and
 one commit. Knows nothing of HTTP or of the queue. Invariants: `accept` returns once the rows are
 committed, and answers within `timeout_s` whatever Postgres does; what was or may have been
-committed for a caller who no longer waits is ended here, as `not_enqueued`.
+committed for a caller who no longer waits is ended here, as `not_enqueued`, and while that is too
+much nothing more is begun.
 """
 
 from __future__ import annotations
@@ -17,12 +18,18 @@ import structlog
 
 from app.errors import UnavailableError
 from app.promptly import is_done_within
-from app.requests.acceptance_repository import LOST, AcceptanceConnection, NewRequest
+from app.requests.acceptance_repository import (
+    LOST,
+    AcceptanceConnection,
+    NewRequest,
+    is_in_doubt,
+)
 
 log = structlog.get_logger()
 
 LINGER_S = 0.002
 MAX_ROWS = 500
+MAX_UNSETTLED = 4 * MAX_ROWS
 TIMEOUT_S = 0.2
 SETTLE_INTERVAL_S = 0.5
 HURRIED_SHARE = 0.25
@@ -141,18 +148,20 @@ class Acceptance:
 
     async def _commit(self, batch: list[_Arrival]) -> None:
         rows = [row for arrival in batch for row in arrival.rows]
+        if len(self._unsettled) >= MAX_UNSETTLED:
+            self._refuse(batch, "too much is in doubt")
+            return
         try:
             await self._connection.connect()
-        except LOST as error:
-            self._refuse(batch, f"no connection: {type(error).__name__}")
+        except Exception as error:
+            self._refuse_for(error, batch)
             return
         try:
             await self._connection.insert(rows)
-        except Exception as error:  # also a mistake of ours: others are to be accepted after it
-            if not isinstance(error, LOST):
-                log.exception("acceptance_broken")
-            self._unsettled += rows
-            self._refuse(batch, type(error).__name__)
+        except Exception as error:
+            if is_in_doubt(error):
+                self._unsettled += rows
+            self._refuse_for(error, batch)
             return
         self.num_commits += 1
         for arrival in batch:
@@ -160,6 +169,12 @@ class Acceptance:
                 self._unsettled += arrival.rows
             else:
                 arrival.committed.set_result(None)
+
+    def _refuse_for(self, error: Exception, batch: list[_Arrival]) -> None:
+        """Also for a mistake of ours: others are to be accepted after it."""
+        if not isinstance(error, LOST):
+            log.exception("acceptance_broken")
+        self._refuse(batch, type(error).__name__)
 
     def _refuse(self, batch: list[_Arrival], why: str) -> None:
         log.warning("acceptance_failed", num_arrivals=len(batch), error=why)

@@ -21,6 +21,8 @@ from app.database_url import connect
 STATEMENT_TIMEOUT_S = 1.0
 LOST = (*db.LOST, RuntimeError)
 """RuntimeError: uvloop's, of a write to a connection that was lost in the same turn."""
+_IN_DOUBT = ("08", "40003", "57P")
+"""SQLSTATEs that Postgres, or a pooler, may say of a transaction that was committed just before."""
 
 _LEDGER_SCOPE = "SELECT set_config('app.scope', 'ledger', true)"
 _ACCEPT = """
@@ -76,6 +78,13 @@ class NewRequest:
 
 _values = attrgetter(*NewRequest.__slots__)
 _event_values = attrgetter("request_id", "tenant_id", "adapter_digest", "num_prompt_tokens")
+
+
+def is_in_doubt(error: Exception) -> bool:
+    """Whether what `insert` was to add may be there though it raised this."""
+    if isinstance(error, asyncpg.PostgresError):  # it says no, and so it has added nothing
+        return (error.sqlstate or "").startswith(_IN_DOUBT)
+    return True
 
 
 class AcceptanceConnection:

@@ -2,7 +2,8 @@
 
 Knows nothing of how records are merged. Invariants: an entry is acknowledged, and deleted, after
 the transaction that wrote it was committed, so that a worker may die anywhere and Postgres may be
-away for however long; what cannot be read, or written, does not bar the way for the rest.
+away, or take nothing, for however long; what cannot be read, or what no Postgres would take, does
+not bar the way for the rest.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from redis.exceptions import ResponseError
 from sqlalchemy.exc import DBAPIError
 
 from app.admission.settlement import Settler
-from app.db import Database
+from app.db import Database, is_refused
 from app.requests.repository import LedgerRepository
 from app.requests.service import write_records
 from engine.messages import UsageRecord
@@ -125,7 +126,7 @@ class UsageConsumer:
         return deliveries
 
     async def _write(self, records: Sequence[UsageRecord]) -> None:
-        """Write all; of records that Postgres refuses, each is tried alone and given up."""
+        """Write all; what Postgres refuses for its values is tried alone, and given up then."""
         try:
             async with self._database.session() as session:
                 ledger = LedgerRepository(session)
@@ -135,6 +136,8 @@ class UsageConsumer:
             self.num_written += len(records)
             await self._settler.apply(settlement)
         except DBAPIError as error:
+            if not is_refused(error):
+                raise
             if len(records) == 1:
                 self.num_refused["refused"] += 1
                 log.error(

@@ -1,7 +1,8 @@
 """The SQL of the ledger: written by the worker, read by operators.
 
-Knows nothing of Redis, nor of which record wins. Invariant: whoever writes holds the ledger's
-lock until the transaction ends, so that reading a row, merging into it and writing it is one step.
+Knows nothing of Redis, nor of which record wins. Invariants: whoever writes holds the ledger's lock
+until the transaction ends, so that reading a row, merging into it and writing it is one step; who
+vanishes amid it holds the lock for `MAX_SILENCE` and no longer.
 """
 
 from __future__ import annotations
@@ -20,7 +21,13 @@ from app.requests.ledger import Entry, EntryKey
 from app.tables import AcceptedRequest, RequestEvent
 from app.usage.changes_repository import RequestKey, note_changes
 
-_LOCK = text("SELECT pg_advisory_xact_lock(hashtext('tenfold.ledger'))")
+MAX_SILENCE = "10s"
+"""Between two statements of one transaction, which are milliseconds apart."""
+
+_LOCK = text(
+    "SELECT set_config('idle_in_transaction_session_timeout', :max_silence, true),"
+    " pg_advisory_xact_lock(hashtext('tenfold.ledger'))"
+)
 _ENSURE_PARTITIONS = text("SELECT ensure_request_partitions(:num_days)")
 _KEY = ("tenant_id", "request_id", "event")
 _COLUMNS = [getattr(RequestEvent, field.name) for field in fields(Entry)]
@@ -47,7 +54,7 @@ class LedgerRepository:
     async def open(self) -> None:
         """Take the ledger's scope and lock, for this transaction."""
         await ledger_scope(self._session)
-        await self._session.execute(_LOCK)
+        await self._session.execute(_LOCK, {"max_silence": MAX_SILENCE})
 
     async def find(self, keys: Collection[EntryKey]) -> list[Entry]:
         """The rows that are there, of these."""

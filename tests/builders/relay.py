@@ -1,4 +1,4 @@
-"""A TCP relay in front of a server, which a test can cut, silence, slow down or corrupt.
+"""A TCP relay in front of a server, which a test can cut, silence, strand, slow down or corrupt.
 
 Knows nothing of what is said. Invariant: while silent or slow, bytes are held back, never lost.
 """
@@ -48,6 +48,13 @@ class Relay:
         """Nothing gets through any more, and nothing ends."""
         self._may_speak.clear()
 
+    def strand(self) -> None:
+        """What is open stays so and is silent for ever, as after a host's death; what is new is
+        well."""
+        self._may_speak.clear()
+        self._may_speak = asyncio.Event()
+        self._may_speak.set()
+
     def hold_ends(self) -> None:
         """What one side says still gets through, and that it has ended does not."""
         self._may_end.clear()
@@ -80,15 +87,18 @@ class Relay:
         except OSError:
             writer.transport.abort()
             return
+        may_speak = self._may_speak
         for source, target in ((reader, up_writer), (up_reader, writer)):
-            task = asyncio.create_task(self._copy(source, target))
+            task = asyncio.create_task(self._copy(source, target, may_speak))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _copy(self, source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+    async def _copy(
+        self, source: asyncio.StreamReader, target: asyncio.StreamWriter, may_speak: asyncio.Event
+    ) -> None:
         try:
             while data := await source.read(CHUNK):
-                await self._may_speak.wait()
+                await may_speak.wait()
                 if self._delay_s:
                     await asyncio.sleep(self._delay_s)
                 target.write(self._damaged(data))

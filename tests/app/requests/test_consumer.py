@@ -115,10 +115,12 @@ async def test_what_cannot_be_read_or_written_does_not_bar_the_way(
 ) -> None:
     await queue.xadd(keys.USAGE, {"record": b"nonsense"})
     await queue.xadd(keys.USAGE, {"other": b"field"})
-    await say(queue, make_record("req_a"), make_record("req_\0"), make_record("req_b"))
+    unfit = [make_record("req_\0"), make_record("req_large", generated=2**40)]
+    await say(queue, make_record("req_a"), *unfit, make_record("req_b"))
     await consume(consumer)
     assert [row["request_id"] for row in await rows.events()] == ["req_a", "req_b"]
     assert await queue.xlen(keys.USAGE) == 0
+    assert consumer.num_refused == {"unreadable": 2, "refused": 2}
 
 
 async def test_a_redis_that_lost_its_data_is_read_on(
