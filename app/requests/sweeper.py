@@ -2,7 +2,8 @@
 
 Knows nothing of how a process says that it lives. Invariants: a process is dead only by
 `ApiWatch`'s rules, so that a Redis that was away or lost its data ends no live request; what the
-stream still holds is written first; ending again changes nothing.
+stream still holds is written first; ending again changes nothing. A request leaves the queue before
+it ends in the ledger, where a sweep finds it until then: so a sweep may fail anywhere.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any, cast
 import structlog
 from redis.asyncio import Redis
 
+from app.admission.messages import Settlement
 from app.admission.settlement import Settler
 from app.db import Database, ledger_scope
 from app.requests.ledger import Entry
@@ -54,19 +56,19 @@ class Sweeper:
         self._abort = cast(
             "Callable[..., Awaitable[Any]]", redis.register_script(read_script("abort"))
         )
+        self._untold = Settlement()
 
     async def sweep(self) -> int:
         """Look once, and end what is lost; how many requests that were.
 
         Raises UnavailableError and QueueUnavailableError.
         """
+        await self._tell()  # what a sweep that failed did not
         dead = await self._find_dead()
         if not dead:
             return 0
-        lost = await self._end(dead)
-        for request in lost:  # it may still wait in the queue, or an engine work for nobody
-            with translated_errors():
-                await self._abort(args=(request.request_id, "0", "", ""))
+        lost = await self._end(await self._take_back(dead))
+        await self._tell()
         for api_id, number in Counter(request.api_id for request in lost).items():
             log.warning("requests_lost_with_api", api_id=api_id, num_requests=number)
         return len(lost)
@@ -87,11 +89,28 @@ class Sweeper:
         is_present = {api_id: beat is not None for api_id, beat in zip(api_ids, beats, strict=True)}
         return self._watch.look(generation, is_present)
 
-    async def _end(self, api_ids: Collection[str]) -> list[AcceptedRequest]:
+    async def _take_back(self, api_ids: Collection[str]) -> list[AcceptedRequest]:
+        """They may still wait in the queue, or an engine work for nobody."""
+        async with self._database.session() as session:
+            await ledger_scope(session)
+            found = await LedgerRepository(session).list_open(api_ids, BATCH)
+        for request in found:
+            with translated_errors():
+                await self._abort(args=(request.request_id, "0", "", ""))
+        return found
+
+    async def _tell(self) -> None:
+        """Admission, of what is in the ledger."""
+        await self._settler.apply(self._untold)
+        self._untold = Settlement()
+
+    async def _end(self, requests: Collection[AcceptedRequest]) -> list[AcceptedRequest]:
+        """Those of them that nobody else has ended meanwhile."""
         async with self._database.session() as session:
             ledger = LedgerRepository(session)
             await ledger.open()
-            lost = await ledger.list_open(api_ids, BATCH)
+            still_open = await ledger.spend.find_open([each.request_id for each in requests])
+            lost = [each for each in requests if each.request_id in still_open]
             held = await ledger.find_checkpoints([request.request_id for request in lost])
             checkpoints = {(entry.tenant_id, entry.request_id): entry for entry in held}
             settlement = await write_records(
@@ -102,7 +121,7 @@ class Sweeper:
                 ],
             )
             await session.commit()
-        await self._settler.apply(settlement)
+        self._untold = settlement
         return lost
 
 

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
+import msgspec
 import pytest
 from redis.asyncio import Redis
+from redis.exceptions import ConnectionError
 
+from app.admission.messages import Record, Settlement
 from app.db import Database
 from app.requests.acceptance import Acceptance
 from app.requests.consumer import UsageConsumer
 from app.requests.sweeper import Sweeper
 from engine.messages import UsageAuthor
 from engine.transport import keys
+from engine.transport.errors import QueueUnavailableError
 from tests.app.requests.conftest import Rows
 from tests.app.requests.test_consumer import consume, say
 from tests.builders.usage import make_record, new_request
@@ -125,6 +130,76 @@ async def test_a_redis_that_loses_its_data_again_and_again_ends_no_live_request(
         await beat()
         assert await sweep_for(sweeper, time, 1) == 0
     assert await rows.finals() == []
+
+
+async def test_a_sweep_that_fails_amid_what_it_takes_back_leaves_nothing_behind(
+    sweeper: Sweeper,
+    time: Time,
+    rows: Rows,
+    accepted: None,
+    database_url: str,
+    queue: Redis,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An engine that said goodbye leaves its leases to the API processes: here both are gone."""
+    names = ["req_api-dead", "req_more", "req_most"]
+    acceptance = Acceptance(database_url, timeout_s=5.0)
+    await acceptance.start()
+    await acceptance.accept([new_request(name, api_id="api-dead") for name in names[1:]])
+    await acceptance.close()
+    for name in names:
+        await queue.hset(keys.LEASES, name, "1:boot:engine-gone")
+        await queue.hset(f"{keys.PREFIX}request:{name}", "tenant", "ten_a")
+    await queue.set(keys.api("api-live"), 1)
+    abort, num_asked = sweeper._abort, 0
+
+    async def fail_at_the_second(args: object) -> None:
+        nonlocal num_asked
+        num_asked += 1
+        if num_asked == 2:
+            raise ConnectionError("Redis went away")
+        await abort(args=args)
+
+    monkeypatch.setattr(sweeper, "_abort", fail_at_the_second)
+    assert await sweep_for(sweeper, time, 10) == 0
+    with pytest.raises(QueueUnavailableError):
+        await sweep_for(sweeper, time, 10)
+    assert len(await queue.hgetall(keys.LEASES)) == 2, "it failed amid them"
+    assert await sweep_for(sweeper, time, 2) == 3
+    assert await queue.hgetall(keys.LEASES) == {}
+    assert await queue.keys(f"{keys.PREFIX}request:*") == []
+    finals = await rows.finals()
+    assert sorted(row["request_id"] for row in finals) == names
+    assert {row["finish_reason"] for row in finals} == {"api_lost"}
+
+
+async def test_what_admission_was_not_told_of_a_sweep_the_next_one_tells(
+    sweeper: Sweeper,
+    time: Time,
+    database_url: str,
+    queue: Redis,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    record = Record(subjects=["tenant:ten_a"], tokens=19, cost=0, day=20000, now_ms=0)
+    lost = replace(new_request("req_lost"), decision=msgspec.json.encode(record).decode())
+    acceptance = Acceptance(database_url, timeout_s=5.0)
+    await acceptance.start()
+    await acceptance.accept([lost])
+    await acceptance.close()
+    apply, told = sweeper._settler.apply, list[Settlement]()
+
+    async def fail_once(settlement: Settlement) -> None:
+        if settlement.ended:
+            told.append(settlement)
+            if len(told) == 1:
+                raise QueueUnavailableError("Redis went away")
+        await apply(settlement)
+
+    monkeypatch.setattr(sweeper._settler, "apply", fail_once)
+    with pytest.raises(QueueUnavailableError):
+        await sweep_for(sweeper, time, 20)
+    assert await sweep_for(sweeper, time, 2) == 0
+    assert [each.ended[0].id for each in told] == ["req_lost", "req_lost"]
 
 
 async def test_what_its_process_ended_is_not_swept(
