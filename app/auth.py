@@ -25,6 +25,7 @@ from app.errors import NotFoundError, PermissionDeniedError, UnauthorizedError
 from app.plans.limits import Terms
 from app.plans.terms import terms_of
 from app.settings import Settings
+from app.tables import ApiKey
 
 Scope = Literal["inference", "adapters:write", "keys:write", "usage:read"]
 MAX_KEY_CHARS = 256
@@ -140,11 +141,19 @@ async def verify_again(context: AppContext, tenant_id: str, key_id: str) -> Prin
     return _admitted(context, found)
 
 
-def _admitted(context: AppContext, found: FoundKey) -> Principal:
-    if found.key.disabled_at is not None:
+def check_works(key: ApiKey | None, now: datetime) -> ApiKey:
+    """The key, where there is one. Raises UnauthorizedError; also of one disabled or expired."""
+    if key is None:
+        raise _invalid_key()
+    if key.disabled_at is not None:
         raise UnauthorizedError("This API key has been disabled.", code="key_disabled")
-    if found.key.expires_at is not None and found.key.expires_at <= context.now():
+    if key.expires_at is not None and key.expires_at <= now:
         raise UnauthorizedError("This API key has expired.", code="key_expired")
+    return key
+
+
+def _admitted(context: AppContext, found: FoundKey) -> Principal:
+    check_works(found.key, context.now())
     if found.tenant.suspended_at is not None:
         raise PermissionDeniedError(
             "Your organization is suspended. Please contact your provider.",

@@ -9,7 +9,7 @@ as `check_etag` too.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -20,7 +20,7 @@ from app.api_keys.schemas import KeyCreate, KeyView
 from app.api_keys.secret import new_secret
 from app.api_version import NEWEST
 from app.audit.trail import AuditTrail
-from app.auth import Principal, hash_key
+from app.auth import Principal, check_works, hash_key
 from app.errors import BadRequestError, ConflictError, NotFoundError
 from app.etags import check_etag
 from app.ids import new_id
@@ -44,17 +44,20 @@ class Asking:
 async def create_key(asking: Asking, body: KeyCreate, *, pepper: str) -> tuple[ApiKey, str]:
     """The new key and its secret.
 
-    Raises BadRequestError for a date that has passed, PermissionDeniedError for too much.
+    Raises BadRequestError for a date that has passed, PermissionDeniedError for too much,
+    UnauthorizedError where the key that asks was deleted, disabled or ended meanwhile.
     """
     expires_at = None if body.expires_at is None else datetime.fromtimestamp(body.expires_at, UTC)
     if expires_at is not None and expires_at <= asking.now:
         raise BadRequestError("'expires_at' lies in the past.", param="expires_at")
     grant = Grant(sorted(set(body.scopes)), _sorted(body.allowed_models), expires_at)
-    check_grant(grant, asking.grantor)
-    maker = None
-    if asking.grantor is not None:
+    maker, grantor = None, asking.grantor
+    if grantor is not None:
+        # Locked: whoever changes its limits from now on changes those of the new key as well.
         keys = ApiKeyRepository(asking.session, asking.tenant_id)
-        maker = await keys.get(asking.grantor.key_id)
+        maker = check_works(await keys.lock(grantor.key_id), asking.now)
+        grantor = replace(grantor, expires_at=maker.expires_at)  # sooner, once it is rotated
+    check_grant(grant, grantor)
     key, secret = await _add(asking, body.name, grant, pepper, limited_as=maker)
     await _record(asking, "key.created", None, key)
     return key, secret

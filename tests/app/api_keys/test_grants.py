@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from app.api_keys.grants import Grant, check_grant
 from app.errors import PermissionDeniedError
 from tests.builders.clock import Clock
+from tests.builders.held_rows import answered_after
 from tests.builders.operator import Operator
 from tests.builders.principals import make_principal
+from tests.fixtures.servers import TestDatabase
 
 SCOPES = ["adapters:write", "inference", "keys:write"]
 MODELS = ["a", "b", "c"]
@@ -93,6 +95,36 @@ async def test_a_key_makes_keys_within_its_own_bounds_and_none_beyond(
         refused = await api.post("/v1/keys", headers=lesser, json=within | beyond)
         error = refused.json()["error"]
         assert (refused.status_code, error["code"]) == (403, "grant_exceeds_key"), beyond
+
+
+CHANGES: list[tuple[str, int, str | None]] = [  # of the maker, while it makes a key
+    ("UPDATE api_keys SET disabled_at = now() WHERE id = :id", 401, "key_disabled"),
+    ("UPDATE api_keys SET expires_at = :now WHERE id = :id", 401, "key_expired"),
+    ("DELETE FROM api_keys WHERE id = :id", 401, "invalid_api_key"),
+    ("UPDATE api_keys SET expires_at = :soon WHERE id = :id", 403, "grant_exceeds_key"),
+    ("""UPDATE api_keys SET limits = '{"concurrency": 1}' WHERE id = :id""", 201, None),
+]
+
+
+async def test_a_key_that_is_made_is_no_more_than_its_maker_is_by_then(
+    api: httpx.AsyncClient, operator: Operator, database: TestDatabase, clock: Clock
+) -> None:
+    await operator.new_tenant("acme")
+    times = {"now": clock.now(), "soon": clock.now() + timedelta(hours=1)}
+    for change, status, code in CHANGES:
+        maker = await operator.new_key("acme", scopes=["inference", "keys:write"])
+        headers = {"x-api-key": maker["secret"]}
+        answer = await answered_after(
+            database.owner_url,
+            change,
+            api.post("/v1/keys", headers=headers, json={"scopes": ["inference"]}),
+            id=maker["id"],
+            **{name: at for name, at in times.items() if f":{name}" in change},
+        )
+        assert answer.status_code == status, (change, answer.text)
+        assert code is None or answer.json()["error"]["code"] == code
+    made = await operator.done("GET", f"/tenants/acme/keys/{answer.json()['id']}/limits")
+    assert made["limits"] == {"concurrency": 1}
 
 
 async def test_a_key_cannot_take_over_a_greater_one_by_rotating_it(
