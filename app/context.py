@@ -18,6 +18,7 @@ from fastapi import Depends, Request
 from opentelemetry.trace import Tracer
 
 from app.adapters.downloading import DownloadSlots
+from app.adapters.turns import Turns
 from app.adapters.validator import Validator
 from app.admission.service import Admission
 from app.admission.settlement import load_spend
@@ -79,6 +80,7 @@ class AppContext:
     now: Clock
     vault: FileVault | None = None
     validator: Validator = field(default_factory=Validator)
+    keeping: Turns = field(default_factory=Turns)
     turnstile: Turnstile = field(default_factory=Turnstile)
     downloads: DownloadSlots = field(default_factory=DownloadSlots)
     evaluations: EvaluationSlots = field(default_factory=EvaluationSlots)

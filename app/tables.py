@@ -220,7 +220,8 @@ class AdapterAlias(Table):
 class AdapterJob(Table):
     """Work for a worker: `verify` a version (its id) or `remove` bytes (their locator).
 
-    `retain_until`: before that what runs on the bytes is ended, and they stay.
+    `retain_until`: before that what runs on the bytes is ended, and they stay. `is_guard`: it
+    removes what an upload leaves that comes to nothing (`app.adapters.keeping`).
 
     No foreign key: bytes outlive their tenant, and a worker that holds a job's lock must not wait
     for whoever deletes the version while that one waits for it.
@@ -239,6 +240,7 @@ class AdapterJob(Table):
     attempts: Mapped[int] = mapped_column(SmallInteger, server_default=text("0"))
     not_before: Mapped[datetime] = mapped_column(server_default=func.now())
     retain_until: Mapped[datetime | None]
+    is_guard: Mapped[bool] = mapped_column(server_default=false())
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
 
 

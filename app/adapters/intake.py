@@ -6,12 +6,11 @@ one transaction, in which the bytes are in the store; equal bytes for the same a
 version, which another upload repairs; no lock of a tenant or an adapter is held while bytes are put
 into the store. No database connection is held while the client sends or while its files are
 checked, and uploads that wait for each other hold none either: a few at a time are written down, so
-that the registry answers everybody else.
+that the registry answers everybody else; a store that is slow about it holds up no check.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -22,6 +21,7 @@ from starlette.requests import Request
 
 from app.adapters.eval_check import eval_findings
 from app.adapters.jobs_repository import add_job
+from app.adapters.keeping import kept_bytes
 from app.adapters.known_bases import known_bases
 from app.adapters.override_limit import override_limit
 from app.adapters.receive import receive_files
@@ -34,17 +34,14 @@ from app.adapters.storage_errors import storage_errors
 from app.adapters.structure_check import Checked, check_folder, refuse_warnings
 from app.adapters.submission import Submission, Terms
 from app.adapters.template_check import template_findings
+from app.adapters.turns import Turns
 from app.adapters.validator import Validator
-from app.adapters.versions_repository import (
-    VersionRepository,
-    is_accounted_for,
-    lock_bytes,
-)
+from app.adapters.versions_repository import VersionRepository
 from app.audit.trail import AuditTrail
 from app.chat_templates.sandbox import TemplateSandbox
 from app.context import AppContext
 from app.db import Database, tenant_scope
-from app.errors import ApiError, NotFoundError
+from app.errors import NotFoundError
 from app.ids import new_id
 from app.receiving import MULTIPART_OVERHEAD_BYTES, declared_bytes
 from app.settings import WorkerSettings
@@ -77,6 +74,11 @@ class IntakeContext(Protocol):
 
     @property
     def sandbox(self) -> TemplateSandbox: ...
+
+    @property
+    def keeping(self) -> Turns:
+        """Of the few whose bytes are put into the store at once."""
+        ...
 
 
 async def upload_version(
@@ -121,8 +123,8 @@ async def accept_folder(
     where the store lost or damaged them; a rejected version, and one without a certificate, is
     tried again. Where warnings refuse, numbers are read before the answer, and not only after it.
 
-    Raises NotFoundError, QuotaExceededError, UnavailableError where the bytes cannot be kept, or
-    the refusal of the upload as an ApiError with a report.
+    Raises NotFoundError, QuotaExceededError, UnavailableError where the bytes cannot be kept or it
+    is not their turn in time, or the refusal of the upload as an ApiError with a report.
     """
     async with context.database.session() as session:
         await tenant_scope(session, tenant_id)
@@ -142,16 +144,15 @@ async def accept_folder(
         strict=submission.strict,
     )
     num_bytes = sum(file.num_bytes for file in files.values())
-    async with context.validator.turn:
+    digest, paths = checked.digest, {name: folder / name for name in files}
+    async with context.keeping.take():
         await _refuse_beyond_quota(context, tenant_id, adapter.id, checked, num_bytes)
-        async with context.database.session() as session:
-            await tenant_scope(session, tenant_id)
-            version, action = await _accept(
-                session, context.store, adapter, checked, list(files.values()), folder, submission
+        async with kept_bytes(context.database, context.store, tenant_id, digest, paths) as session:
+            version, action = await _write_down(
+                session, adapter, checked, list(files.values()), submission
             )
             shown = describe_version(version)
             await trail.record(session, tenant_id, action, version.id, after=shown)
-            await session.commit()
     return version
 
 
@@ -220,46 +221,17 @@ async def _refuse_beyond_quota(
             await Quotas(session, tenant_id).check_version(num_bytes, max_rank)
 
 
-async def _accept(
-    session: AsyncSession,
-    store: AdapterStore,
-    adapter: Adapter,
-    checked: Checked,
-    files: list[FileDigest],
-    folder: Path,
-    submission: Submission,
-) -> tuple[AdapterVersion, str]:
-    """The version, and what became of it, as the audit log calls it.
-
-    What is locked while the bytes are put down, which may take minutes, are these bytes alone:
-    neither the adapter nor what its tenant has.
-    """
-    tenant_id, digest = adapter.tenant_id, checked.digest
-    locator = locator_of(tenant_id, digest)
-    # A worker may be about to remove the same bytes on behalf of a deleted version.
-    await lock_bytes(session, locator)
-    with storage_errors():
-        await asyncio.to_thread(
-            store.put, tenant_id, digest, {file.name: folder / file.name for file in files}
-        )
-    try:
-        return await _write_down(session, adapter, checked, files, locator, submission)
-    except ApiError:
-        if not await is_accounted_for(session, tenant_id, locator):
-            with storage_errors():
-                await asyncio.to_thread(store.delete, locator)
-        raise
-
-
 async def _write_down(
     session: AsyncSession,
     adapter: Adapter,
     checked: Checked,
     files: list[FileDigest],
-    locator: str,
     submission: Submission,
 ) -> tuple[AdapterVersion, str]:
-    """Raises NotFoundError, QuotaExceededError, or the refusal of what was found before."""
+    """The version, and what became of it, as the audit log calls it.
+
+    Raises NotFoundError, QuotaExceededError, or the refusal of what was found before.
+    """
     tenant_id, digest = adapter.tenant_id, checked.digest
     locked = await AdapterRepository(session, tenant_id).lock(adapter.id)
     if locked is None:  # deleted while the client was sending
@@ -278,7 +250,7 @@ async def _write_down(
         number=locked.next_number,
         digest=digest,
         state=VERIFYING,
-        locator=locator,
+        locator=locator_of(tenant_id, digest),
         num_bytes=num_bytes,
         files=[asdict(file) for file in files],
         manifest=checked.summary,

@@ -56,6 +56,41 @@ async def add_job(
     await session.execute(_NOTIFY, {"channel": JOBS_CHANNEL})
 
 
+async def add_guard(session: AsyncSession, tenant_id: str, locator: str, *, delay_s: float) -> str:
+    """Queue the removal of bytes that are about to be put; its id. In the tenant's scope.
+
+    It ends no retention of the same bytes: nobody has deleted anything.
+    """
+    guard = AdapterJob(
+        id=new_id("job"),
+        tenant_id=tenant_id,
+        kind="remove",
+        subject=locator,
+        not_before=func.now() + timedelta(seconds=delay_s),
+        is_guard=True,
+    )
+    session.add(guard)
+    await session.flush()
+    return guard.id
+
+
+async def remove_guard(session: AsyncSession, tenant_id: str, guard_id: str) -> None:
+    """The bytes have a version, or are gone. In the tenant's scope.
+
+    A guard that a worker has claimed stays: that one waits for the bytes' lock, which is held here.
+    """
+    unclaimed = (
+        select(AdapterJob.id)
+        .where(AdapterJob.tenant_id == tenant_id, AdapterJob.id == guard_id)
+        .with_for_update(skip_locked=True)
+    )
+    await session.execute(
+        delete(AdapterJob)
+        .where(AdapterJob.tenant_id == tenant_id, AdapterJob.id.in_(unclaimed))
+        .execution_options(synchronize_session=False)
+    )
+
+
 async def claim_job(session: AsyncSession) -> AdapterJob | None:
     """The next job that is due, locked; verifications first. Sets the worker's scope."""
     await worker_scope(session)
@@ -69,7 +104,10 @@ async def claim_job(session: AsyncSession) -> AdapterJob | None:
 
 
 async def is_removed_later(session: AsyncSession, job: AdapterJob) -> bool:
-    """Whether another job, not yet due, is to remove the same bytes. In the tenant's scope."""
+    """Whether another job, not yet due, is to remove the same bytes. In the tenant's scope.
+
+    A guard is none: what was deleted waits for no upload.
+    """
     found = await session.scalar(
         select(AdapterJob.id)
         .where(
@@ -77,6 +115,7 @@ async def is_removed_later(session: AsyncSession, job: AdapterJob) -> bool:
             AdapterJob.kind == "remove",
             AdapterJob.subject == job.subject,
             AdapterJob.not_before > func.now(),
+            ~AdapterJob.is_guard,
         )
         .limit(1)
     )

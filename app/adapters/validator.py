@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import weakref
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
@@ -18,6 +17,7 @@ from pathlib import Path
 import msgspec
 import structlog
 
+from app.adapters.turns import MAX_AT_ONCE, Turns
 from app.adapters.validation_messages import (
     DEADLINE_PER_CPU_S,
     LENGTH_BYTES,
@@ -35,7 +35,6 @@ from lora.store import WEIGHTS_FILE
 log = structlog.get_logger()
 
 ZYGOTE = "app.adapters.validator_zygote"
-MAX_CHILDREN = 2
 STRUCTURE_CPU_S = 20
 VALUES_CPU_S = 60
 VALUES_BYTES_PER_CPU_S = 32 << 20
@@ -57,18 +56,10 @@ class ValidatorError(Exception):
 class Validator:
     """Of one process. `max_children` run at once; more wait for their turn."""
 
-    def __init__(self, max_children: int = MAX_CHILDREN, zygote: str = ZYGOTE) -> None:
+    def __init__(self, max_children: int = MAX_AT_ONCE, zygote: str = ZYGOTE) -> None:
         """zygote: the module that makes the children; it is started when it is first needed."""
-        self._max_children = max_children
         self._zygote = Zygote(zygote)
-        self._turns: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]
-        self._turns = weakref.WeakKeyDictionary()
-
-    @property
-    def turn(self) -> asyncio.Semaphore:
-        """Of the few adapters that are checked at once; who registers one may wait for it too."""
-        loop = asyncio.get_running_loop()
-        return self._turns.setdefault(loop, asyncio.Semaphore(self._max_children))
+        self._turns = Turns(max_children)
 
     async def check_structure(
         self,
@@ -102,7 +93,7 @@ class Validator:
 
         Raises FileNotFoundError where the weights are not in `folder`.
         """
-        num_bytes = (folder / WEIGHTS_FILE).stat().st_size
+        num_bytes = (await asyncio.to_thread((folder / WEIGHTS_FILE).stat)).st_size
         task = Task(
             folder=str(folder),
             base=base,
@@ -115,8 +106,12 @@ class Validator:
         return await self.run(task)
 
     async def run(self, task: Task) -> Answer:
-        """Have a child do `task`. Raises ValidatorError where it failed for our own reasons."""
-        async with self.turn:
+        """Have a child do `task`.
+
+        Raises ValidatorError where it failed for our own reasons, UnavailableError `overloaded`
+        where it is not its turn in time.
+        """
+        async with self._turns.take():
             try:
                 connection = await asyncio.to_thread(self._zygote.connect)
             except ZygoteError as error:

@@ -121,7 +121,8 @@ async def is_needed(session: AsyncSession, tenant_id: str, locator: str) -> bool
 async def is_accounted_for(session: AsyncSession, tenant_id: str, locator: str) -> bool:
     """Whether some version has the bytes, or a worker is to remove them. In the tenant's scope.
 
-    A rejected version has none: the worker that rejected it has them removed.
+    A rejected version has none: the worker that rejected it has them removed. A guard accounts for
+    nothing: whether it is to remove them is what is asked here.
     """
     versions = select(AdapterVersion.id).where(
         AdapterVersion.tenant_id == tenant_id,
@@ -132,6 +133,7 @@ async def is_accounted_for(session: AsyncSession, tenant_id: str, locator: str) 
         AdapterJob.tenant_id == tenant_id,
         AdapterJob.kind == "remove",
         AdapterJob.subject == locator,
+        ~AdapterJob.is_guard,
     )
     found: bool | None = await session.scalar(select(versions.exists() | removals.exists()))
     return bool(found)

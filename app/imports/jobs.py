@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 
+from app.adapters.turns import Turns
 from app.adapters.validator import Validator
 from app.audit.trail import worker_trail
 from app.chat_templates.sandbox import TemplateSandbox
@@ -48,6 +49,7 @@ class WorkerIntake:
     base: BaseSpec
     validator: Validator
     sandbox: TemplateSandbox
+    keeping: Turns = field(default_factory=Turns)
 
 
 def open_imports(

@@ -6,7 +6,13 @@ import asyncio
 import json
 import threading
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
+import pytest
+from sqlalchemy import text
+
+from app.adapters.keeping import MAX_PUT_S
 from app.context import AppContext
 from app.db import tenant_scope
 from app.imports.repository import ImportRepository
@@ -43,6 +49,57 @@ async def test_a_cancelled_import_stops_where_it_is(
     assert (await operator.done("POST", path))["state"] == "cancelled"
     assert not await importing.runner.run_next()
     assert list((settings.data_dir / "uploads").iterdir()) == []
+
+
+@pytest.mark.parametrize("parting_s", [60.0, 0.0])
+async def test_bytes_of_an_import_that_is_cancelled_while_they_are_put_go_and_not_before_they_came(
+    importing: Importing,
+    operator: Operator,
+    models: HttpsServer,
+    files: dict[str, bytes],
+    settings: Settings,
+    context: AppContext,
+    monkeypatch: pytest.MonkeyPatch,
+    parting_s: float,
+) -> None:
+    """The thread that puts goes on. The control does not wait for it: nothing is locked then."""
+    began, release, put = threading.Event(), threading.Event(), context.store.put
+
+    def slowly(*args: Any) -> str:
+        locator = put(*args)
+        began.set()
+        assert release.wait(30)
+        return locator
+
+    monkeypatch.setattr(context.store, "put", slowly)
+    monkeypatch.setattr("app.adapters.keeping.MAX_PARTING_S", parting_s)
+    models.publish("bots/one", files)
+    job = await importing.begin(f"{models.url}/bots/one")
+    running = asyncio.create_task(importing.runner.run_next())
+    assert await asyncio.to_thread(began.wait, 10)
+    await operator.done("POST", f"{IMPORTS}/{job['id']}/cancel")
+    await asyncio.wait((running,), timeout=10 if parting_s == 0 else 0.3)
+    assert running.done() is (parting_s == 0)
+    (folder,) = stored(settings)
+    locator = f"{folder.parent.name}/{folder.name}"
+    assert await are_locked(context, locator) is (parting_s > 0)
+
+    release.set()
+    assert await asyncio.wait_for(running, 10)
+    await operator.run_jobs()
+    assert folder.exists() and (await importing.get(job))["state"] == "cancelled"
+    await operator.run_jobs_after(MAX_PUT_S)
+    assert not folder.exists()
+
+
+def stored(settings: Settings) -> list[Path]:
+    return [*Path(settings.adapter_store).glob("ten_*/*")]
+
+
+async def are_locked(context: AppContext, locator: str) -> bool:
+    async with context.database.session() as session:
+        free = "SELECT pg_try_advisory_xact_lock(hashtextextended(:name, 0))"
+        return not await session.scalar(text(free), {"name": locator})
 
 
 async def test_a_cancelled_import_is_never_begun_and_an_ended_one_not_cancelled(

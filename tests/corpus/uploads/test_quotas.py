@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
+from app.adapters.jobs import JobRunner
+from app.adapters.turns import Turns
+from app.api import create_admin_app
 from app.context import AppContext
 from app.db import tenant_scope
 from app.plans.limits import Layer
@@ -24,6 +27,7 @@ from lora.base_spec import BaseSpec
 from tests.builders.adapter_files import adapter_config, adapter_files, adapter_tensors
 from tests.builders.clock import Clock
 from tests.builders.operator import Operator, Tenant
+from tests.builders.waiting import until
 
 
 async def limit(operator: Operator, **limits: int) -> None:
@@ -148,6 +152,7 @@ async def test_of_uploads_at_once_no_more_pass_than_have_room_and_no_byte_of_the
 class SlowStore:
     """Puts nothing down before it may."""
 
+    num_waiting: int = 0
     began: threading.Event = field(default_factory=threading.Event)
     may_go_on: threading.Event = field(default_factory=threading.Event)
 
@@ -157,6 +162,7 @@ def slow(context: AppContext, monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowS
     store, put = SlowStore(), context.store.put
 
     def slowly(*args: Any) -> str:
+        store.num_waiting += 1
         store.began.set()
         assert store.may_go_on.wait(30)
         return put(*args)
@@ -175,6 +181,32 @@ async def test_a_tenant_is_not_locked_while_a_slow_store_takes_its_bytes(
     await asyncio.wait_for(operator.done("DELETE", "/tenants/acme/adapters/meanwhile"), 10)
     slow.may_go_on.set()
     assert (await uploading).status_code == 201
+
+
+async def test_a_slow_store_holds_up_no_check_and_no_upload_for_ever(
+    operator: Operator,
+    acme: Tenant,
+    tiny_base: BaseSpec,
+    context: AppContext,
+    jobs: JobRunner,
+    slow: SlowStore,
+) -> None:
+    impatient = replace(context, keeping=Turns(timeout_s=0.2))
+    sent = [adapter_files(tiny_base, rank=1, seed=seed) for seed in range(3)]
+    transport = httpx.ASGITransport(create_admin_app(impatient))
+    async with httpx.AsyncClient(transport=transport, base_url="http://tenfold.test") as admin:
+        operator = Operator(admin, jobs)
+        putting = [asyncio.create_task(operator.upload("acme", "bot", files)) for files in sent[:2]]
+        await until(lambda: slow.num_waiting == 2)
+        path = "/tenants/acme/adapters/bot/validate"
+        files = {name: (name, content) for name, content in sent[2].items()}
+        assert (await operator.call("POST", path, files=files)).status_code == 200
+        refused = await operator.upload("acme", "bot", sent[2])
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "overloaded")
+        assert refused.headers["retry-after"]
+        slow.may_go_on.set()
+        assert [(await each).status_code for each in putting] == [201, 201]
+        assert (await operator.upload("acme", "bot", sent[2])).status_code == 201
 
 
 @pytest.mark.parametrize(("are_anothers_too", "num_kept"), [(False, 0), (True, 1)])

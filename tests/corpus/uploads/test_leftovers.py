@@ -1,0 +1,231 @@
+"""No byte stays in the store that no version has, whatever ends an upload, and none goes that one
+has."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from sqlalchemy import text, update
+from structlog.testing import capture_logs
+
+from app.adapters.jobs import JobRunner
+from app.adapters.keeping import MAX_PUT_S
+from app.context import AppContext
+from app.db import Database, worker_scope
+from app.settings import Settings
+from app.tables import AdapterJob
+from lora.base_spec import BaseSpec
+from lora.store import WEIGHTS_FILE, StoreUnavailableError, locator_of
+from tests.builders.adapter_files import adapter_files
+from tests.builders.operator import Operator, Tenant
+from tests.builders.waiting import eventually
+from tests.fixtures.servers import TestDatabase
+
+BOT = "/tenants/acme/adapters/bot"
+Files = dict[str, bytes]
+REFUSE_COMMITS = (
+    "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS"
+    " $$ BEGIN RAISE EXCEPTION 'the connection is lost' USING ERRCODE = '08006'; END $$",
+    "CREATE CONSTRAINT TRIGGER refuse AFTER INSERT ON adapter_versions"
+    " DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION refuse()",
+)
+ACCEPT_COMMITS = ("DROP FUNCTION refuse CASCADE",)
+END_CONNECTIONS = (
+    "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity"
+    " WHERE datname = current_database() AND pid <> pg_backend_pid()",
+)
+
+
+@pytest.fixture
+def settings(settings: Settings) -> Settings:
+    return settings.model_copy(update={"adapter_retention_days": 7})
+
+
+@pytest.fixture
+def several(tiny_base: BaseSpec) -> list[Files]:
+    return [adapter_files(tiny_base, rank=1, seed=seed) for seed in range(3)]
+
+
+@pytest.fixture
+async def owner(database: TestDatabase) -> AsyncIterator[Database]:
+    opened = Database(database.owner_url, pool_size=1)
+    yield opened
+    await opened.close()
+
+
+async def run(owner: Database, statements: Sequence[str]) -> None:
+    async with owner.session() as session:
+        for statement in statements:
+            await session.execute(text(statement))
+        await session.commit()
+
+
+def stored(settings: Settings) -> list[str]:
+    """What lies in the store: how many files of how many adapters."""
+    return sorted(path.parent.name for path in Path(settings.adapter_store).glob("ten_*/*/*"))
+
+
+def code(response: httpx.Response) -> tuple[int, str]:
+    return response.status_code, response.json()["error"]["code"]
+
+
+@dataclass
+class Put:
+    """What the store's `put` is to do."""
+
+    settings: Settings
+    real: Any
+    is_half: bool = False
+    began: threading.Event = field(default_factory=threading.Event)
+    may_end: threading.Event = field(default_factory=threading.Event)
+
+    def __call__(self, tenant_id: str, digest: str, files: dict[str, Path]) -> str:
+        if self.is_half:
+            folder = Path(self.settings.adapter_store) / locator_of(tenant_id, digest)
+            folder.mkdir(parents=True)
+            (folder / WEIGHTS_FILE).write_bytes(files[WEIGHTS_FILE].read_bytes())
+            raise StoreUnavailableError("the bucket went away")
+        locator: str = self.real(tenant_id, digest, files)
+        self.began.set()
+        assert self.may_end.wait(30)
+        return locator
+
+
+@pytest.fixture
+def put(context: AppContext, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[Put]:
+    found = Put(settings, context.store.put)
+    found.may_end.set()
+    monkeypatch.setattr(context.store, "put", found)
+    yield found
+    found.may_end.set()
+
+
+async def begin(operator: Operator, put: Put, files: Files) -> asyncio.Task[httpx.Response]:
+    """An upload whose bytes are in the store, and which has not been told yet."""
+    put.began.clear()
+    put.may_end.clear()
+    uploading = asyncio.create_task(operator.upload("acme", "bot", files))
+    assert await asyncio.to_thread(put.began.wait, 30)
+    return uploading
+
+
+async def test_half_an_adapter_that_a_store_has_taken_goes(
+    operator: Operator, acme: Tenant, files: Files, put: Put, settings: Settings
+) -> None:
+    put.is_half = True
+    assert code(await operator.upload("acme", "bot", files)) == (503, "dependency_unavailable")
+    await operator.run_jobs()
+    assert len(stored(settings)) == 1, "whoever puts may still be at it"
+    await operator.run_jobs_after(MAX_PUT_S)
+    assert stored(settings) == []
+
+    put.is_half = False
+    assert (await operator.push("acme", "bot", files))["state"] == "active"
+
+
+async def test_control_without_a_guard_it_stays(
+    operator: Operator,
+    acme: Tenant,
+    files: Files,
+    put: Put,
+    settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def add_none(*_: Any, **__: Any) -> str:
+        return "job_none"
+
+    monkeypatch.setattr("app.adapters.keeping.add_guard", add_none)
+    put.is_half = True
+    await operator.upload("acme", "bot", files)
+    await operator.run_jobs_after(MAX_PUT_S)
+    assert len(stored(settings)) == 1
+
+
+async def test_bytes_whose_version_was_not_committed_go_but_for_what_has_one_or_had(
+    operator: Operator,
+    acme: Tenant,
+    several: list[Files],
+    owner: Database,
+    settings: Settings,
+) -> None:
+    """Of three: nobody sends the first again, the second is sent again, the third was deleted
+    before and is retained."""
+    await operator.push("acme", "bot", several[2])
+    await operator.done("DELETE", f"{BOT}/versions/v1", params={"force": True, "aliases": "remove"})
+    await run(owner, REFUSE_COMMITS)
+    for files in several:
+        assert code(await operator.upload("acme", "bot", files)) == (503, "dependency_unavailable")
+    await run(owner, ACCEPT_COMMITS)
+    versions = (await operator.done("GET", f"{BOT}/versions"))["data"]
+    assert len(versions) == 1 and len(set(stored(settings))) == 3
+    again = await operator.push("acme", "bot", several[1])
+
+    await operator.run_jobs_after(MAX_PUT_S)
+
+    kept = {each["digest"].removeprefix("sha256:") for each in (*versions, again)}
+    assert set(stored(settings)) == kept
+    assert (await operator.done("POST", f"{BOT}/versions/v1/restore"))["state"] == "active"
+    # What was sent again and is erased does not wait for the guard of an upload that has failed.
+    await run(owner, REFUSE_COMMITS)
+    await operator.upload("acme", "bot", several[0])
+    await run(owner, ACCEPT_COMMITS)
+    last = await operator.push("acme", "bot", several[0])
+    query = {"erase": True, "force": True, "aliases": "remove"}
+    await operator.done("DELETE", f"{BOT}/versions/{last['version']}", params=query)
+    await operator.run_jobs()
+    assert set(stored(settings)) == kept
+
+
+async def test_bytes_go_of_an_upload_whose_registry_was_lost_when_they_were_put(
+    operator: Operator, acme: Tenant, files: Files, put: Put, owner: Database, settings: Settings
+) -> None:
+    uploading = await begin(operator, put, files)
+    await run(owner, END_CONNECTIONS)
+    put.may_end.set()
+    assert code(await uploading) == (503, "dependency_unavailable")
+    assert len(stored(settings)) == 2
+    await operator.run_jobs_after(MAX_PUT_S)
+    assert stored(settings) == []
+
+
+async def test_a_guard_that_comes_due_too_early_removes_nothing_of_what_succeeds(
+    operator: Operator,
+    acme: Tenant,
+    files: Files,
+    put: Put,
+    jobs: JobRunner,
+    settings: Settings,
+    context: AppContext,
+    owner: Database,
+) -> None:
+    """A worker has it in hand, and waits for the upload, which does not wait for the worker."""
+    uploading = await begin(operator, put, files)
+    async with context.database.session() as session:
+        await worker_scope(session)
+        await session.execute(update(AdapterJob).values(not_before=AdapterJob.created_at))
+        await session.commit()
+    working = asyncio.create_task(jobs.run_next())
+
+    async def waits() -> bool:
+        async with owner.session() as session:
+            ungranted = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+            return await session.scalar(text(ungranted)) == 1
+
+    await eventually(waits)
+    put.may_end.set()
+    with capture_logs() as logs:  # neither is the victim of a deadlock
+        assert (await uploading).status_code == 201
+        assert await working
+    assert "job_failed" not in [each["event"] for each in logs]
+    await operator.run_jobs()
+    assert len(stored(settings)) == 2
+    assert (await operator.done("GET", f"{BOT}/versions/v1"))["state"] == "active"
+    async with owner.session() as session:
+        assert await session.scalar(text("SELECT count(*) FROM adapter_jobs")) == 0
