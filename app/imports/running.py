@@ -237,7 +237,7 @@ def _submission(job: Import, revision: str | None) -> Submission:
         revision=revision,
         license=job.license,
     )
-    return Submission(provenance, job.strict)
+    return Submission(provenance, job.strict, job.activates)
 
 
 def told(error: BaseException) -> dict[str, Any]:

@@ -21,6 +21,7 @@ class ImportCreate(Body):
 
     `credential_ref`: the name of a token that workers have, instead; operators only. `strict`: what
     is otherwise a warning refuses it. `license`: what it is said to be under, such as `apache-2.0`.
+    `activate`: false: once its version has passed it waits, as `validated`, to be activated.
     """
 
     source: Annotated[Line, Field(min_length=1, max_length=MAX_SOURCE_CHARS)]
@@ -29,6 +30,7 @@ class ImportCreate(Body):
     credential_ref: Label | None = None
     strict: bool = False
     license: License | None = None
+    activate: bool = True
 
     @model_validator(mode="after")
     def _has_one_token(self) -> Self:
@@ -54,6 +56,7 @@ class ImportView(Tagged):
     credential_ref: str | None
     strict: bool
     license: str | None
+    activate: bool
     state: str
     bytes_done: int
     bytes_total: int | None
@@ -74,6 +77,7 @@ class ImportView(Tagged):
             credential_ref=job.credential_ref,
             strict=job.strict,
             license=job.license,
+            activate=job.activates,
             state=job.state,
             bytes_done=job.bytes_done,
             bytes_total=job.bytes_total,

@@ -96,6 +96,7 @@ def _new_job(
         created_by=actor,
         license=body.license,
         strict=body.strict,
+        activates=body.activate,
     )
     if body.token is not None:
         sealer = TokenSealer(settings.queue_secret.get_secret_value())

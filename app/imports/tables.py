@@ -13,6 +13,7 @@ from sqlalchemy import (
     SmallInteger,
     false,
     func,
+    true,
 )
 from sqlalchemy.orm import Mapped, mapped_column
 
@@ -27,7 +28,8 @@ class Import(Table):
     with the queue's secret alone, and is gone when the job ends; `credential_ref` names one of the
     workers' own instead. `lease_until`: until when the worker that runs it need not be thought
     dead. `error`: `{"code", "message", ...}`. `strict`, `license`: of
-    `app.adapters.submission.Terms`; `created_by`: the actor of the audit log.
+    `app.adapters.submission.Terms`; `activates`: of its `Submission`; `created_by`: the actor of
+    the audit log.
     """
 
     __tablename__ = "imports"
@@ -55,6 +57,7 @@ class Import(Table):
     created_by: Mapped[str | None]
     license: Mapped[str | None]
     strict: Mapped[bool] = mapped_column(server_default=false())
+    activates: Mapped[bool] = mapped_column(server_default=true())
     state: Mapped[str] = mapped_column(server_default="queued")
     bytes_done: Mapped[int] = mapped_column(BigInteger, server_default="0")
     bytes_total: Mapped[int | None] = mapped_column(BigInteger)

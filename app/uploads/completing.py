@@ -68,6 +68,7 @@ async def complete_upload(
     trail: AuditTrail,
     terms: Terms,
     *,
+    activates: bool = True,
     if_match: str | None = None,
 ) -> tuple[AdapterVersion, bool]:
     """The version, and whether this call made it. Raises as `check_etag` before it is claimed.
@@ -84,8 +85,9 @@ async def complete_upload(
             return await _version_of(session, tenant_id, upload), False
         claimed = await _claim(session, tenant_id, upload, context.now())
         await session.commit()
+    submission = Submission.of("parts", terms, trail, activates=activates)
     try:
-        version = await _accept(context, tenant_id, claimed, trail, terms)
+        version = await _accept(context, tenant_id, claimed, trail, submission)
     except MissingPartsError as error:
         await _forget_parts(context, tenant_id, claimed, error.missing)
         raise incomplete(error.missing) from error
@@ -144,9 +146,12 @@ async def _claim(session: AsyncSession, tenant_id: str, upload: Upload, now: dat
 
 
 async def _accept(
-    context: AppContext, tenant_id: str, claimed: Claimed, trail: AuditTrail, terms: Terms
+    context: AppContext,
+    tenant_id: str,
+    claimed: Claimed,
+    trail: AuditTrail,
+    submission: Submission,
 ) -> AdapterVersion:
-    submission = Submission.of("parts", terms, trail)
     async with staging(context.settings.data_dir) as folder:
         with storage_errors():
             files = await asyncio.to_thread(

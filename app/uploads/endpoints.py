@@ -100,16 +100,17 @@ async def complete(
     context: Context,
     trail: Trail,
     terms: Told,
+    activate: bool = True,
     wait: Wait = 0,
     if_match: IfMatch = None,
 ) -> VersionView:
     """202 with the new version; 200 with the same one for each later call.
 
     `wait`: so many seconds for its check to be done. `strict=true`: what is otherwise a warning
-    refuses it.
+    refuses it. `activate=false`: once it has passed it waits, as `validated`, to be activated.
     """
     version, is_new = await complete_upload(
-        context, tenant_id, adapter, upload, trail, terms, if_match=if_match
+        context, tenant_id, adapter, upload, trail, terms, activates=activate, if_match=if_match
     )
     response.status_code = 202 if is_new else 200
     return await wait_until_verified(context, tenant_id, VersionView.of(version), wait)

@@ -37,6 +37,7 @@ IMPORT: dict[str, Any] = {
     "credential_ref": None,
     "license": None,
     "strict": False,
+    "activate": True,
     "state": "running",
     "bytes_done": 0,
     "bytes_total": None,

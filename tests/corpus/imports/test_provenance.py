@@ -44,6 +44,12 @@ async def test_of_an_upload_by_the_operator_and_by_a_tenant(
     assert sent.json()["provenance"] == by_operator
 
 
+async def state_of(operator: Operator, version: str) -> str:
+    """What becomes of it."""
+    await operator.run_jobs()
+    return str((await operator.done("GET", f"{BOT}/versions/{version}"))["state"])
+
+
 async def test_of_an_upload_in_parts(
     operator: Operator, api: httpx.AsyncClient, acme: Tenant, files: Files
 ) -> None:
@@ -51,13 +57,14 @@ async def test_of_an_upload_in_parts(
     upload = await sender.begin(files)
     await sender.send_all(upload, files)
     path = f"{sender.path}/{upload['id']}/complete"
-    await sender.call("POST", path, params={"license": "cc-by-4.0"})
+    await sender.call("POST", path, params={"license": "cc-by-4.0", "activate": False})
     assert await provenance(operator, "v1") == {
         "uploaded_by": acme.key_id,
         "via": "parts",
         "license": "cc-by-4.0",
         **NOWHERE,
     }
+    assert await state_of(operator, "v1") == "validated"
 
 
 async def test_of_an_import_with_its_source_and_what_that_meant_and_without_its_token(
@@ -66,8 +73,9 @@ async def test_of_an_import_with_its_source_and_what_that_meant_and_without_its_
     hub.published["/api/models/acme-org/bot/revision/main"] = json.dumps({"sha": COMMIT}).encode()
     hub.publish(f"acme-org/bot/resolve/{COMMIT}", files)
     source = "hf://acme-org/bot@main"
-    job = await importing.run(source, token="hf_secret", license="mit")
+    job = await importing.run(source, token="hf_secret", license="mit", activate=False)
     assert (job["state"], job["license"], job["strict"]) == ("succeeded", "mit", False)
+    assert job["activate"] is False
     assert await provenance(importing.operator, "v1") == {
         "uploaded_by": "operator",
         "via": "import",
@@ -75,6 +83,7 @@ async def test_of_an_import_with_its_source_and_what_that_meant_and_without_its_
         "revision": COMMIT,
         "license": "mit",
     }
+    assert await state_of(importing.operator, "v1") == "validated"
 
 
 @pytest.mark.parametrize("license", ["", "x" * 129, "a\x00b"])
@@ -95,3 +104,5 @@ async def test_a_warning_fails_an_import_where_that_was_asked_for(
     job = await importing.run(f"{models.url}/bots/one", strict=strict)
     assert job["state"] == state
     assert (job["error"] or {}).get("code") == ("base_model_unverified" if strict else None)
+    if not strict:  # the control: active, where nobody says that it is not to be
+        assert job["activate"] and await state_of(importing.operator, "v1") == "active"
