@@ -23,11 +23,11 @@ def _refuse_unless_empty(name: str, code: str, message: str) -> _Check:
     return check
 
 
-def _refuse_unless_off(name: str) -> _Check:
+def _refuse_unless_off(name: str, *off: object) -> _Check:
     """An empty object is not nothing: to PEFT it is the variant with its defaults."""
 
     def check(value: object, findings: Findings) -> None:
-        if value is not None and value is not False:
+        if not any(value is each for each in off):
             findings.refuse("variant_unsupported", _VARIANT, param=name, actual=shown(value))
 
     return check
@@ -67,8 +67,19 @@ def _check_loftq(value: object, findings: Findings) -> None:
         )
 
 
+def _refuse_unless_object(name: str) -> _Check:
+    """What is in it has no bearing, but PEFT makes a configuration of it."""
+
+    def check(value: object, findings: Findings) -> None:
+        if value is not None and not isinstance(value, dict):
+            findings.refuse("config_schema_invalid", "is not an object", param=name)
+
+    return check
+
+
 def _warn_of_conversion(name: str) -> _Check:
     def check(value: object, findings: Findings) -> None:
+        _refuse_unless_object(name)(value, findings)
         if not is_empty(value):
             findings.warn(
                 "init_check_conversion",
@@ -77,6 +88,13 @@ def _warn_of_conversion(name: str) -> _Check:
             )
 
     return check
+
+
+def _check_target_parameters(value: object, findings: Findings) -> None:
+    if value == "" or not is_empty(value):
+        findings.refuse(
+            "target_unknown", "the base has no such expert parameters", param="target_parameters"
+        )
 
 
 def _check_megatron_core(value: object, findings: Findings) -> None:
@@ -104,14 +122,9 @@ def _is_transformers(library: object) -> bool:
 
 
 _VARIANT = "this variant of LoRA is not served"
-_VARIANTS = (
-    "use_qalora",
-    "use_bdlora",
-    "alora_invocation_tokens",
-    "arrow_config",
-    "monteclora_config",
-    "kasa_config",
-)
+_FLAGS = ("use_qalora", "alora_invocation_tokens", "monteclora_config")
+# Null alone is off: PEFT makes a configuration of what is in them, and of false it cannot.
+_OBJECTS = ("use_bdlora", "arrow_config", "kasa_config")
 
 CHECKS: dict[str, _Check] = {
     "task_type": _check_task_type,
@@ -132,13 +145,14 @@ CHECKS: dict[str, _Check] = {
         "layer_replication_unsupported",
         "the base keeps the layers it has",
     ),
-    "target_parameters": _refuse_unless_empty(
-        "target_parameters", "target_unknown", "the base has no such expert parameters"
-    ),
-    **{name: _refuse_unless_off(name) for name in _VARIANTS},
+    "target_parameters": _check_target_parameters,
+    **{name: _refuse_unless_object(name) for name in ("eva_config", "velora_config")},
+    **{name: _refuse_unless_off(name, None, False) for name in _FLAGS},
+    **{name: _refuse_unless_off(name, None) for name in _OBJECTS},
 }
 
-# Without bearing on inference, so accepted with any value: docs/adapter-formats.md lists them.
+# Without bearing on inference, so accepted with any value that `CHECKS` lets through:
+# docs/adapter-formats.md lists them.
 NO_BEARING = frozenset(
     {
         "revision",

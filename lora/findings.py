@@ -102,7 +102,9 @@ REFUSALS: dict[str, Refusal] = {
     "multiple_adapters": Refusal(422, "The file holds several adapters."),
     "full_model_not_adapter": Refusal(422, "The file is a whole model, not an adapter."),
     "tensor_unexpected": Refusal(422, "A tensor that is no part of the configured adapter."),
-    "tensor_duplicate": Refusal(422, "Two tensors stand for the same matrix."),
+    "tensor_duplicate": Refusal(
+        422, "Two tensors stand for the same matrix, or a tied pair holds two sets of numbers."
+    ),
     "tensor_missing": Refusal(422, "Tensors of a configured target are missing (cut-off save?)."),
     "chat_template_invalid": Refusal(
         422, "Its chat_template.jinja does not render a small conversation within the limits."

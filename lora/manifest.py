@@ -27,6 +27,7 @@ from lora.store import CONFIG_FILE, WEIGHTS_FILE
 from lora.targets import Targets, read_targets
 from lora.tensor_names import NameKind
 from lora.tensor_plan import TensorPair, TensorPlan, plan_tensors, refuse_values
+from lora.tying import Tie, TiedPair, read_tie, tied_pairs
 
 __all__ = [
     "DEFAULT_LIMITS",
@@ -46,12 +47,14 @@ __all__ = [
 class AdapterManifest:
     """A whole adapter; `modules` are sorted by (layer, canonical module order), none twice.
 
-    `copies` must hold what the base has; they change nothing and are not served.
+    `copies` must hold what the base has; they change nothing and are not served. `tied` must hold
+    the same numbers twice.
     """
 
     modules: tuple[LoraModule, ...]
     overrides: tuple[Override, ...]
     copies: tuple[BaseCopy, ...]
+    tied: tuple[TiedPair, ...]
     warnings: tuple[Finding, ...]
     base_name: str | None
     num_params: int
@@ -90,6 +93,7 @@ def read_manifest(
     modules: tuple[LoraModule, ...] = ()
     overrides: tuple[Override, ...] = ()
     copies: tuple[BaseCopy, ...] = ()
+    tied: tuple[TiedPair, ...] = ()
     if isinstance(config, MlxConfig):
         if spans is not None:
             refuse_values(spans, of_weights)
@@ -97,11 +101,14 @@ def read_manifest(
     else:
         plan = None if spans is None else plan_tensors(spans, base, limits, of_weights)
         if config is not None:
-            modules = _read_modules(config, plan, base, limits, of_config, of_weights)
+            tie = read_tie(config, base, limits)
+            modules = _read_modules(config, plan, base, tie, limits, of_config, of_weights)
             if plan is not None:
                 overrides, copies = read_overrides(
-                    config, plan, base, limits, of_config, of_weights
+                    config, plan, base, tie, limits, of_config, of_weights
                 )
+            whole = ((each.key, each.span) for each in overrides if each.what == "weight")
+            tied = tied_pairs(tie, whole, modules)
     findings = (*of_config.all(), *of_weights.all())
     if config is None or of_config.has_errors or of_weights.has_errors:
         raise ManifestError(findings)
@@ -109,6 +116,7 @@ def read_manifest(
         modules=tuple(sorted(modules, key=lambda each: _canonical((each.layer, each.module)))),
         overrides=overrides,
         copies=copies,
+        tied=tied,
         warnings=findings,
         base_name=config.base_name,
         num_params=0,
@@ -121,6 +129,7 @@ def _read_modules(
     config: PeftConfig,
     plan: TensorPlan | None,
     base: BaseSpec,
+    tie: Tie,
     limits: ManifestLimits,
     of_config: Findings,
     of_weights: Findings,
@@ -128,7 +137,7 @@ def _read_modules(
     """The adapted modules of PEFT's; without a plan only the configuration is checked."""
     # NOTE: targets are matched against the names of the trained model, which the file tells.
     prefix, fused = ("model.", frozenset()) if plan is None else (plan.prefix, plan.fused)
-    targets = read_targets(config, base, prefix, fused, limits, of_config)
+    targets = read_targets(config, base, prefix, fused, tie, limits, of_config)
     if plan is None:
         return ()
     if fused:
@@ -148,8 +157,6 @@ def _check_targets(targets: Targets, plan: TensorPlan, findings: Findings) -> No
         _shown(plan.touched - targets.ranks.keys()),
         "parts of projections that the file has fused too",
     )
-    if targets.configured is None:
-        return
     findings.refuse_all(
         "tensor_unexpected",
         _shown(plan.touched - targets.configured),

@@ -19,12 +19,21 @@ from lora.limits import ManifestLimits
 from lora.module_path import EMBEDDINGS
 from lora.peft_config import PeftConfig
 from lora.safetensors_header import TensorSpan
-from lora.sites import EMBED_TOKENS, FUSED, LAYER_NORMS, LM_HEAD, NORM, ModuleKey
+from lora.sites import (
+    EMBED_TOKENS,
+    FUSED,
+    LAYER_NORMS,
+    LAYER_PARTS,
+    LM_HEAD,
+    NORM,
+    ModuleKey,
+)
 from lora.tensor_names import NameKind
 from lora.tensor_plan import TensorPlan
+from lora.tying import Tie
 
 # Modules of the base that have no weight that could be served alone.
-_PARTS = ("self_attn", "mlp", "mlp.act_fn", *FUSED)
+_PARTS = (*LAYER_PARTS, *FUSED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +61,20 @@ def read_overrides(
     config: PeftConfig,
     plan: TensorPlan,
     base: BaseSpec,
+    tie: Tie,
     limits: ManifestLimits,
     of_config: Findings,
     findings: Findings,
 ) -> tuple[tuple[Override, ...], tuple[BaseCopy, ...]]:
     """The overrides and the copies, in order of their modules."""
     wanted = _modules_to_save(config, plan.prefix, base, of_config)
+    if tie is Tie.WEIGHT:
+        wanted |= {EMBED_TOKENS, LM_HEAD}
+    of_config.refuse_all(
+        "modules_to_save_unsupported",
+        [shown(key) for key in sorted(wanted & plan.touched)],
+        "modules that are saved whole and adapted",
+    )
     whole, copies = _take_whole(wanted, plan, findings)
     rows = _take_rows(config, plan, base, wanted, of_config, findings)
     found = [*whole, *rows]
@@ -84,10 +101,7 @@ def _modules_to_save(
         list(dict.fromkeys(wrong)),
         "only embed_tokens, lm_head and norms are served whole",
     )
-    wanted = {key for path, key in served.items() if path.endswith(names)}
-    if config.whole.keeps_tied and base.tie_word_embeddings and EMBED_TOKENS in wanted:
-        wanted.add(LM_HEAD)
-    return wanted
+    return {key for path, key in served.items() if path.endswith(names)}
 
 
 def _take_whole(
@@ -129,6 +143,12 @@ def _take_rows(
         and EMBED_TOKENS in wanted
         and wanted.get(LM_HEAD, wanted[EMBED_TOKENS]) == wanted[EMBED_TOKENS]
     )
+    if config.whole.keeps_tied and base.tie_word_embeddings and len(wanted) == 2 and not is_shared:
+        of_config.refuse(
+            "trainable_tokens_unsupported",
+            "a head that is tied to the embedding has no tokens of its own",
+            param="ensure_weight_tying",
+        )
     stored = {key: ids for key, ids in wanted.items() if not (is_shared and key == LM_HEAD)}
     found = plan.of_kind(NameKind.TOKENS)
     _report_missing(stored.keys() - found.keys(), "trained tokens without rows", findings)

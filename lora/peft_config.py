@@ -55,8 +55,8 @@ _READ = frozenset(
 class PeftConfig:
     """The fields that decide which modules are adapted, at which rank, with which scale.
 
-    `target_modules` is a regex, a list of names, or None for an empty list: the tensors alone
-    decide. The patterns keep the file's order, because the first that matches wins.
+    `target_modules` is a regex or a list of names, empty where the file's is. The patterns keep the
+    file's order, because the first that matches wins.
     """
 
     base_name: str | None
@@ -65,7 +65,7 @@ class PeftConfig:
     use_rslora: bool
     rank_pattern: tuple[tuple[str, int], ...]
     alpha_pattern: tuple[tuple[str, int | float], ...]
-    target_modules: str | tuple[str, ...] | None
+    target_modules: str | tuple[str, ...]
     exclude_modules: str | tuple[str, ...] | None
     layers_to_transform: tuple[int, ...] | None
     layers_pattern: tuple[str, ...]
@@ -127,8 +127,10 @@ class _Reader:
         target_modules = self._target_modules()
         layers_to_transform = self._layers_to_transform()
         layers_pattern = self._layers_pattern()
-        if isinstance(target_modules, str) and (layers_to_transform is not None or layers_pattern):
-            self._malformed("layers_to_transform", "cannot go with a regex in target_modules")
+        if isinstance(target_modules, str):
+            for name in ("layers_to_transform", "layers_pattern"):
+                if self._fields.get(name) is not None:
+                    self._malformed(name, "cannot go with a regex in target_modules")
         if layers_pattern and layers_to_transform is None:
             self._malformed("layers_pattern", "needs layers_to_transform")
         use_dora, lora_bias = self._flag("use_dora"), self._flag("lora_bias")
@@ -211,9 +213,7 @@ class _Reader:
         return str(value)
 
     def _pattern(self, name: str) -> list[tuple[str, object]]:
-        value = self._fields.get(name)
-        if value is None:
-            return []
+        value = self._fields.get(name, {})
         if not isinstance(value, dict):
             self._malformed(name, "is not an object")
             return []
@@ -226,18 +226,16 @@ class _Reader:
             return []
         return list(value.items())
 
-    def _target_modules(self) -> str | tuple[str, ...] | None:
+    def _target_modules(self) -> str | tuple[str, ...]:
         if self._fields.get("target_modules") is None:
             return DEFAULT_TARGETS
-        return self._names_or_regex("target_modules")
+        return self._names_or_regex("target_modules") or ()
 
     def _names_or_regex(self, name: str) -> str | tuple[str, ...] | None:
         value = self._fields.get(name)
         if value is None or isinstance(value, str):
             return value or None
-        names = self._names(name, value)
-        # An empty exclude list excludes nothing; an empty target list leaves it to the tensors.
-        return names or None
+        return self._names(name, value) or None
 
     def _names(self, name: str, value: object) -> tuple[str, ...]:
         if not is_list_of(value, str):
@@ -252,8 +250,9 @@ class _Reader:
         return tuple(dict.fromkeys(value))
 
     def _layers_to_transform(self) -> tuple[int, ...] | None:
+        # NOTE: to PEFT false is layer 0, and the others that are empty are no layers at all.
         value = self._fields.get("layers_to_transform")
-        if is_empty(value):
+        if value is None or value == []:
             return None
         layers = value if isinstance(value, list) else [value]
         if not is_list_of(layers, int):

@@ -55,6 +55,9 @@ def module_features(base: BaseSpec) -> dict[str, tuple[int, int]]:
     return features
 
 
+LAYER_PARTS = ("self_attn", "mlp", "mlp.act_fn")
+"""What a layer has besides its linear modules and norms."""
+
 EMBED_TOKENS = (NO_LAYER, EMBED)
 """Site key of the input embedding, which belongs to no layer."""
 

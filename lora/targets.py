@@ -4,7 +4,7 @@ Knows nothing of tensors. Names are those of the model that was trained (`prefix
 module), because that is what PEFT matched. Invariant: for every pattern it lets through, the
 answer is PEFT's.
 
-Source: PEFT's check_target_module_exists and get_pattern_key.
+Source: PEFT's check_target_module_exists, get_pattern_key and inject_adapter.
 """
 
 from __future__ import annotations
@@ -18,27 +18,30 @@ from lora.findings import Findings
 from lora.limits import ManifestLimits
 from lora.patterns import Pattern, PatternError, check_pattern, compile_pattern
 from lora.peft_config import ALL_LINEAR, PeftConfig
-from lora.sites import EMBED_TOKENS, FUSED, LM_HEAD, NO_LAYER, ModuleKey
+from lora.sites import (
+    EMBED,
+    EMBED_TOKENS,
+    FUSED,
+    HEAD,
+    LM_HEAD,
+    NO_LAYER,
+    ModuleKey,
+)
+from lora.tying import Tie
+from lora.unadaptable import unadaptable_paths
 
 Value = TypeVar("Value", int, int | float)
 
-# Modules that a list or a regex may name, and that PEFT cannot adapt.
-_UNSERVED_IN_BODY = (
-    "norm",
-    "layers.0.input_layernorm",
-    "layers.0.post_attention_layernorm",
-)
+# PEFT's MIN_TARGET_MODULES_FOR_OPTIMIZATION: of so many names it makes fewer, shorter ones.
+_MIN_CONDENSED = 20
 _FIRST_NUMBER = r".*?\.[^.]*\.(?P<idx>\d+)\."
 
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """What the configuration says of each of the base's modules.
+    """What the configuration says of each of the base's modules."""
 
-    `configured` is None where the configuration leaves it to the tensors (null).
-    """
-
-    configured: frozenset[ModuleKey] | None
+    configured: frozenset[ModuleKey]
     ranks: dict[ModuleKey, int]
     alphas: dict[ModuleKey, int | float]
 
@@ -48,6 +51,7 @@ def read_targets(
     base: BaseSpec,
     prefix: str,
     fused: Collection[str],
+    tie: Tie,
     limits: ManifestLimits,
     findings: Findings,
 ) -> Targets | None:
@@ -63,51 +67,49 @@ def read_targets(
         for module in modules
     }
     paths |= {f"{prefix}embed_tokens": EMBED_TOKENS, "lm_head": LM_HEAD}
-    unserved = tuple(f"{prefix}{name}" for name in _UNSERVED_IN_BODY)
-    reader = _TargetReader(config, paths, unserved, limits, findings)
-    configured = _tied(config, base, reader.configured())
+    unserved = unadaptable_paths(base, prefix, fused)
+    reader = _TargetReader(config, prefix, paths, unserved, limits, findings)
+    configured = reader.configured(tie)
     ranks = reader.values("rank_pattern", config.rank_pattern, config.r)
     alphas = reader.values("alpha_pattern", config.alpha_pattern, config.lora_alpha)
     return None if findings.has_errors else Targets(configured, ranks, alphas)
-
-
-def _tied(
-    config: PeftConfig, base: BaseSpec, configured: frozenset[ModuleKey] | None
-) -> frozenset[ModuleKey] | None:
-    """With `ensure_weight_tying` PEFT adapts the head of a tied base where it adapts the embedding,
-    and the reverse."""
-    pair = {EMBED_TOKENS, LM_HEAD}
-    if configured is None or not (config.whole.keeps_tied and base.tie_word_embeddings):
-        return configured
-    return configured | pair if configured & pair else configured
 
 
 class _TargetReader:
     def __init__(
         self,
         config: PeftConfig,
+        prefix: str,
         paths: dict[str, ModuleKey],
-        unserved: tuple[str, ...],
+        unserved: list[str],
         limits: ManifestLimits,
         findings: Findings,
     ) -> None:
         self._config = config
+        self._embedding = f"{prefix}{EMBED}"
         self._paths = paths
         self._unserved = unserved
         self._limits = limits
         self._findings = findings
 
-    def configured(self) -> frozenset[ModuleKey] | None:
+    def configured(self, tie: Tie) -> frozenset[ModuleKey]:
         """The modules that the configuration targets."""
         target_modules = self._config.target_modules
-        if target_modules is None:
-            return None
-        excluded = self._excluded()
         if isinstance(target_modules, str):
             chosen = self._chosen_by_string(target_modules)
         else:
-            chosen = self._in_layers(self._chosen_by_list(target_modules))
-        chosen -= excluded | self._saved_whole()
+            if tie is Tie.MATRICES:
+                target_modules = tuple({*target_modules, self._embedding} - {HEAD})
+            chosen = self._in_layers(self._chosen_by_list(target_modules), target_modules)
+        if tie is Tie.MATRICES:
+            chosen.add(self._embedding)
+        chosen -= self._excluded() | self._saved_whole(tie)
+        self._refuse_unserved(sorted(chosen.intersection(self._unserved)))
+        chosen.intersection_update(self._paths)
+        if tie is not Tie.NOTHING:
+            self._refuse_half_tied(tie, chosen)
+        if tie is Tie.MATRICES:
+            chosen.add(HEAD)
         configured = frozenset(self._paths[path] for path in chosen)
         if not configured and not self._findings.has_errors:
             self._findings.refuse(
@@ -134,21 +136,35 @@ class _TargetReader:
         if exclude is None:
             return set()
         if isinstance(exclude, str):
-            return self._matching(exclude, "exclude_modules", self._paths)
-        return _named(self._paths, exclude)
+            return self._matching(exclude, "exclude_modules", self._names)
+        return _named(self._names, exclude)
 
-    def _saved_whole(self) -> set[str]:
-        """What `modules_to_save` names, which PEFT then does not adapt."""
-        names = {tuple(name.split(".")) for name in self._config.whole.modules_to_save}
-        return {path for path in self._paths if any(map(_contains(path), names))}
+    def _saved_whole(self, tie: Tie) -> set[str]:
+        """What `modules_to_save` names, which PEFT then does not adapt; but of a tied pair it takes
+        the embedding alone for saved, whichever is named."""
+        saved = set(self._config.whole.modules_to_save)
+        if tie is Tie.WEIGHT:
+            saved = {*saved, self._embedding} - {HEAD}
+        names = {tuple(name.split(".")) for name in saved}
+        return {path for path in self._names if any(map(_contains(path), names))}
+
+    def _refuse_half_tied(self, tie: Tie, chosen: set[str]) -> None:
+        """PEFT fails where the head is adapted beside a tied weight, and where the embedding that
+        its matrices would be tied to is not adapted."""
+        if (tie is Tie.WEIGHT and HEAD in chosen) or (
+            tie is Tie.MATRICES and self._embedding not in chosen
+        ):
+            self._findings.refuse(
+                "target_unsupported",
+                "the head cannot be tied to an embedding that is trained otherwise",
+                param="ensure_weight_tying",
+            )
 
     def _chosen_by_string(self, target_modules: str) -> set[str]:
         if target_modules.lower() == ALL_LINEAR:
             return {path for path, (layer, _) in self._paths.items() if layer != NO_LAYER}
-        names = [*self._paths, *self._unserved]
-        matching = self._matching(target_modules, "target_modules", names)
-        self._refuse_unserved(sorted(matching.intersection(self._unserved)))
-        return matching.intersection(self._paths)
+        # NOTE: for a tied base PEFT also asks about the bare name of the embedding.
+        return self._matching(target_modules, "target_modules", [*self._names, EMBED])
 
     def _chosen_by_list(self, target_modules: tuple[str, ...]) -> set[str]:
         known = {suffix for path in self._paths for suffix in _suffixes(path)}
@@ -165,7 +181,7 @@ class _TargetReader:
     def _refuse_unserved(self, names: list[str]) -> None:
         self._findings.refuse_all("target_unsupported", names, "targets that are not served")
 
-    def _in_layers(self, paths: set[str]) -> set[str]:
+    def _in_layers(self, paths: set[str], target_modules: tuple[str, ...]) -> set[str]:
         """Keep what `layers_to_transform` allows, by the number that PEFT finds in each path."""
         layers = self._config.layers_to_transform
         if layers is None:
@@ -179,13 +195,24 @@ class _TargetReader:
             self._compile(r"(?:^|.*?\.){}\.(?P<idx>\d+)\.", key, "layers_pattern")
             for key in self._config.layers_pattern
         ] or [compile_pattern(_FIRST_NUMBER)]
+        # NOTE: PEFT does not look at the layer of a module that is named by its whole path.
+        whole = paths.intersection(target_modules)
+        if len(target_modules) >= _MIN_CONDENSED:
+            self._findings.refuse_all(
+                "target_unsupported",
+                sorted(path for path in whole if "." in path),
+                f"whole paths in a list of {_MIN_CONDENSED} names or more, beside "
+                "layers_to_transform: PEFT shortens such a list, and then asks for their layers",
+            )
         return {
             path
             for path in paths
-            # NOTE: PEFT does not look at the layer of a module that is named by its whole path.
-            if path in (self._config.target_modules or ())
-            or _layer_number(path, [each for each in patterns if each]) in layers
+            if path in whole or _layer_number(path, [each for each in patterns if each]) in layers
         }
+
+    @property
+    def _names(self) -> list[str]:
+        return [*self._paths, *self._unserved]
 
     def _matching(self, regex: str, param: str, names: Iterable[str]) -> set[str]:
         names = list(names)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from lora.findings import Finding, Findings
 from lora.manifest import AdapterManifest, TensorSpan
 from lora.store import WEIGHTS_FILE
+from lora.tied_values import check_tied
 
 _CHUNK_ELEMENTS = 1 << 20
 
@@ -37,8 +38,8 @@ _STORED: dict[str, tuple[str, int, int, int]] = {
 def check_values(weights: Path, manifest: AdapterManifest) -> list[Finding]:
     """What is wrong with the numbers.
 
-    A tensor that holds NaN, infinity or more than `MAX_MAGNITUDE` is an error; B zero throughout
-    is a warning.
+    A tensor that holds NaN, infinity or more than `MAX_MAGNITUDE` is an error, and so is one of a
+    tied pair that holds other numbers than the other; B zero throughout is a warning.
 
     Raises:
         OSError, ValueError: the file is not the one that `manifest` was read from.
@@ -60,6 +61,7 @@ def check_values(weights: Path, manifest: AdapterManifest) -> list[Finding]:
                 expected=f"at most {MAX_MAGNITUDE:g}",
                 actual=f"{_value(span.dtype, largest):g}",
             )
+    check_tied(data, manifest.tied, findings)
     # NOTE: what stands for the base's own tensors is taken to differ from them.
     changes = [*manifest.overrides, *(each for each in manifest.modules if each.magnitude)]
     deltas = [

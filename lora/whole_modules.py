@@ -62,7 +62,7 @@ def _modules_to_save(value: object, limits: ManifestLimits, findings: Findings) 
 
 
 def _token_indices(value: object, findings: Findings) -> TokenIndices:
-    if value is None or value == [] or value == {}:
+    if value is None or value == {}:
         return ()
     named = value if isinstance(value, dict) else {EMBED: value}
     found = []

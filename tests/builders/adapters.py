@@ -125,6 +125,18 @@ def lora_tensors(
     return tensors
 
 
+WHOLE: Tensors = {
+    f"{HEAD}embed_tokens.weight": zeros((128, 64)),
+    "base_model.model.lm_head.weight": zeros((128, 64)),
+}
+"""Whole modules that stand for the embedding and the head of the tiny base."""
+EMBEDDING_MATRICES: Tensors = {
+    f"{HEAD}embed_tokens.lora_embedding_A": zeros((8, 128)),
+    f"{HEAD}embed_tokens.lora_embedding_B": zeros((64, 8)),
+}
+"""A and B of the tiny base's embedding."""
+
+
 def renamed(tensors: Tensors, old: str, new: str) -> Tensors:
     return {name.replace(old, new): tensor for name, tensor in tensors.items()}
 

@@ -18,7 +18,10 @@ Header = dict[str, Any]
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 DTYPES = ("F32", "F16", "BF16", "F64", "I8", "U8", "BOOL", "F8_E4M3", "F4", "C64", "X", "")
 FLOATS = (float("nan"), float("inf"), -float("inf"), 1e30, 1e38, 1e-45, 0.0, -0.0)
-ODD = (None, True, -1, 0, 1, 2**31, 2**63, 1.5, 1e300, "", "x" * 300, [], [0], {}, {"a": [{}]})
+ODD = (
+    *(None, True, False, -1, 0, 1, 2**31, 2**63, 1.5, 1e300),
+    *("", "x" * 300, [], [0], {}, {"a": [{}]}),
+)
 NAMES = (".*", "(a+)+$", "../../x", "\x00", "q_proj", "lm_head", "norm", "é", "a" * 5000)
 
 

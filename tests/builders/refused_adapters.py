@@ -5,9 +5,12 @@ Each row changes one thing of an adapter that is accepted otherwise.
 
 from __future__ import annotations
 
+from lora.base_spec import MODULES
 from tests.builders.adapters import HEAD
 
 Q0 = f"{HEAD}layers.0.self_attn.q_proj"
+# So many whole paths that PEFT condenses them to the ends of names.
+PATHS = [f"model.layers.{layer}.{module}" for layer in range(3) for module in MODULES]
 
 # The changed fields, the code, and the field that is blamed.
 REFUSED_FIELDS: list[tuple[dict[str, object], str, str | None]] = [
@@ -39,6 +42,8 @@ REFUSED_FIELDS: list[tuple[dict[str, object], str, str | None]] = [
     ({"monteclora_config": {"num_samples": 8}}, "variant_unsupported", "monteclora_config"),
     ({"kasa_config": {"beta": 1e-4}}, "variant_unsupported", "kasa_config"),
     ({"kasa_config": {}}, "variant_unsupported", "kasa_config"),
+    ({"kasa_config": False}, "variant_unsupported", "kasa_config"),
+    ({"use_bdlora": False}, "variant_unsupported", "use_bdlora"),
     ({"arrow_config": {}}, "variant_unsupported", "arrow_config"),
     ({"use_bdlora": {}}, "variant_unsupported", "use_bdlora"),
     ({"alora_invocation_tokens": []}, "variant_unsupported", "alora_invocation_tokens"),
@@ -73,32 +78,64 @@ REFUSED_FIELDS: list[tuple[dict[str, object], str, str | None]] = [
     ({"ensure_weight_tying": "yes"}, "config_schema_invalid", "ensure_weight_tying"),
     ({"layer_replication": [[0, 2]]}, "layer_replication_unsupported", "layer_replication"),
     ({"target_parameters": ["experts.down"]}, "target_unknown", "target_parameters"),
+    ({"target_parameters": ""}, "target_unknown", "target_parameters"),
     ({"fan_in_fan_out": True}, "fan_in_fan_out_mismatch", "fan_in_fan_out"),
     # C22, C23: targets
     ({"target_modules": ["Wqkv"]}, "target_unknown", "Wqkv"),
     ({"target_modules": ["qkv_proj", "q_proj", "v_proj"]}, "target_unknown", "qkv_proj"),
     ({"target_modules": ["proj"]}, "target_unknown", "proj"),
-    ({"target_modules": ["self_attn"]}, "target_unknown", "self_attn"),
+    ({"target_modules": []}, "target_unknown", "target_modules"),
+    ({"target_modules": ""}, "target_unknown", "target_modules"),
+    ({"target_modules": ["self_attn"]}, "target_unsupported", "self_attn"),
+    ({"target_modules": ["q_proj", "v_proj", "0"]}, "target_unsupported", "0"),
     ({"target_modules": r".*\.c_attn"}, "target_unknown", "target_modules"),
     ({"target_modules": "q_proj"}, "target_unknown", "target_modules"),
     ({"target_modules": ["q_proj", "v_proj", "norm"]}, "target_unsupported", "norm"),
     ({"target_modules": r".*[qv]_proj|.*\.norm"}, "target_unsupported", "model.norm"),
+    ({"target_modules": r".*[qv]_proj|.*mlp"}, "target_unsupported", "model.layers.0.mlp"),
+    ({"target_modules": r".*[qv]_proj|.*\.2"}, "target_unsupported", "model.layers.2"),
+    ({"target_modules": r".*[qv]_proj|.*_emb"}, "target_unsupported", "model.rotary_emb"),
+    ({"target_modules": r".*[qv]_proj|model"}, "target_unsupported", "model"),
     ({"exclude_modules": ["q_proj", "v_proj"]}, "target_unknown", "target_modules"),
     ({"layers_to_transform": [3]}, "layer_out_of_range", "3"),
     ({"layers_to_transform": -1}, "layer_out_of_range", "-1"),
+    (
+        {"target_modules": PATHS, "layers_to_transform": [0]},
+        "target_unsupported",
+        "model.layers.0.mlp.down_proj",
+    ),
     # wrong types
     ({"target_modules": 7}, "config_schema_invalid", "target_modules"),
     ({"target_modules": ["q_proj", 7]}, "config_schema_invalid", "target_modules"),
     ({"exclude_modules": {"a": 1}}, "config_schema_invalid", "exclude_modules"),
     ({"layers_to_transform": ["0"]}, "config_schema_invalid", "layers_to_transform"),
     ({"layers_to_transform": [True]}, "config_schema_invalid", "layers_to_transform"),
+    ({"layers_to_transform": False}, "config_schema_invalid", "layers_to_transform"),
+    ({"layers_to_transform": ""}, "config_schema_invalid", "layers_to_transform"),
+    ({"layers_to_transform": {}}, "config_schema_invalid", "layers_to_transform"),
     ({"layers_pattern": "layers"}, "config_schema_invalid", "layers_pattern"),
     (
         {"target_modules": ".*[qv]_proj", "layers_to_transform": [0]},
         "config_schema_invalid",
         "layers_to_transform",
     ),
+    (
+        {"target_modules": ".*[qv]_proj", "layers_to_transform": []},
+        "config_schema_invalid",
+        "layers_to_transform",
+    ),
+    (
+        {"target_modules": ".*[qv]_proj", "layers_pattern": ""},
+        "config_schema_invalid",
+        "layers_pattern",
+    ),
     ({"rank_pattern": ["q_proj"]}, "config_schema_invalid", "rank_pattern"),
+    ({"rank_pattern": None}, "config_schema_invalid", "rank_pattern"),
+    ({"alpha_pattern": None}, "config_schema_invalid", "alpha_pattern"),
+    ({"eva_config": []}, "config_schema_invalid", "eva_config"),
+    ({"velora_config": True}, "config_schema_invalid", "velora_config"),
+    ({"corda_config": False}, "config_schema_invalid", "corda_config"),
+    ({"lora_ga_config": ""}, "config_schema_invalid", "lora_ga_config"),
     ({"use_rslora": "yes"}, "config_schema_invalid", "use_rslora"),
     ({"auto_mapping": "x"}, "config_schema_invalid", "auto_mapping"),
     ({"base_model_name_or_path": 7}, "config_schema_invalid", "base_model_name_or_path"),

@@ -11,8 +11,10 @@ from lora.manifest import AdapterManifest, ManifestLimits
 from tests.builders.adapters import (
     ATTENTION,
     BIASED_BASE,
+    EMBEDDING_MATRICES,
     HEAD,
     TINY_BASE,
+    WHOLE,
     ManifestReader,
     Tensors,
     lora_tensors,
@@ -25,7 +27,6 @@ from tests.builders.refusals import refused, warnings_of
 MODEL = HEAD.removesuffix("model.")
 UNTIED = replace(TINY_BASE, tie_word_embeddings=False)
 EMBEDDING, LM_HEAD = (-1, "embed_tokens"), (-1, "lm_head")
-WHOLE = {f"{HEAD}embed_tokens.weight": zeros((128, 64)), f"{MODEL}lm_head.weight": zeros((128, 64))}
 
 
 def vectors(ending: str, widths: tuple[int, int] = (64, 32)) -> Tensors:
@@ -120,15 +121,6 @@ def test_whole_modules_under_older_names(read: ManifestReader, ending: str) -> N
     assert overrides_of(manifest) == {(LM_HEAD, "weight"): ()}
 
 
-def test_a_tie_that_is_kept_needs_both(read: ManifestReader) -> None:
-    config = plain_config(modules_to_save=["embed_tokens"], ensure_weight_tying=True)
-    assert len(read(config, lora_tensors() | WHOLE).overrides) == 2
-    one = lora_tensors() | {f"{HEAD}embed_tokens.weight": zeros((128, 64))}
-    with refused("tensor_missing"):
-        read(config, one)
-    assert len(read(config, one, base=UNTIED).overrides) == 1
-
-
 def test_embeddings_that_were_saved_and_not_trained_are_copies(read: ManifestReader) -> None:
     manifest = read(tensors=lora_tensors() | WHOLE)
     assert manifest.overrides == () and [copy.key for copy in manifest.copies] == [
@@ -144,6 +136,8 @@ def test_rows_of_trained_tokens(read: ManifestReader) -> None:
     assert overrides_of(tied) == {(EMBEDDING, "rows"): (9, 5), (LM_HEAD, "rows"): (9, 5)}
     untied = read(config, lora_tensors() | rows, base=UNTIED)
     assert overrides_of(untied) == {(EMBEDDING, "rows"): (9, 5)}
+    with refused("config_schema_invalid", param="trainable_token_indices"):
+        read(plain_config(trainable_token_indices=[]))
     for changes, code in (
         ({"trainable_token_indices": [9]}, "shape_mismatch"),
         ({"trainable_token_indices": None}, "trainable_tokens_unsupported"),
@@ -161,6 +155,9 @@ def test_a_head_with_tokens_of_its_own_on_a_tied_base(read: ManifestReader) -> N
     config = plain_config(trainable_token_indices={"embed_tokens": [9, 5], "lm_head": [3]})
     manifest = read(config, lora_tensors() | rows)
     assert overrides_of(manifest) == {(EMBEDDING, "rows"): (9, 5), (LM_HEAD, "rows"): (3,)}
+    with refused("trainable_tokens_unsupported", param="ensure_weight_tying"):
+        read({**config, "ensure_weight_tying": True}, lora_tensors() | rows)
+    read({**config, "ensure_weight_tying": True}, lora_tensors() | rows, base=UNTIED)
 
 
 def test_a_module_is_trained_in_one_way(read: ManifestReader) -> None:
@@ -215,7 +212,7 @@ def test_wrappers_are_taken_off_every_form(read: ManifestReader, body: str, head
 
 
 def test_only_lora_matrices_make_an_adapter(read: ManifestReader) -> None:
-    config = plain_config(target_modules=[], modules_to_save=["lm_head", "embed_tokens"])
+    config = plain_config(modules_to_save=["lm_head", "embed_tokens"])
     with refused("adapter_empty"):
         read(config, WHOLE)
 
@@ -240,9 +237,10 @@ def test_fused_projections_stand_for_their_parts(read: ManifestReader) -> None:
         "mlp.gate_up_proj",
     }
     assert warnings_of(manifest) == {"projections_split"}
-    assert len(read(plain_config(target_modules=[]), fused_tensors()).modules) == 6
     with refused("tensor_missing"):
         read(plain_config(target_modules="all-linear"), fused_tensors())
+    with refused("target_unsupported", param="model.layers.0.mlp.activation_fn"):
+        read(plain_config(target_modules=".*_proj|.*activation_fn"), fused_tensors())
 
 
 def test_a_model_has_a_projection_fused_or_apart(read: ManifestReader) -> None:
@@ -252,5 +250,11 @@ def test_a_model_has_a_projection_fused_or_apart(read: ManifestReader) -> None:
         read(config, both)
     with refused("tensor_unexpected"):
         read(plain_config(target_modules=["qkv_proj", "gate_up_proj"]), both)
-    with refused("tensor_unexpected"):
-        read(plain_config(target_modules=[]), both)
+
+
+def test_a_module_is_not_saved_whole_and_adapted(read: ManifestReader) -> None:
+    config = plain_config(
+        target_modules=["q_proj", "v_proj", "embed_tokens"], modules_to_save=["tokens"]
+    )
+    with refused("modules_to_save_unsupported", param="embed_tokens"):
+        read(config, lora_tensors() | EMBEDDING_MATRICES | WHOLE)

@@ -73,7 +73,6 @@ def test_every_linear_in_canonical_order_whatever_the_files_order(read: Manifest
         ({"target_modules": r".*\.layers\.[01]\..*(q_proj|v_proj)"}, ATTENTION, [0, 1]),
         ({"target_modules": [f"model.layers.1.{module}" for module in ATTENTION]}, ATTENTION, [1]),
         ({"target_modules": None}, ATTENTION, None),
-        ({"target_modules": []}, MODULES[2:5], [2]),
         (
             {"target_modules": "all-linear", "exclude_modules": ["mlp.up_proj", "k_proj"]},
             [each for each in MODULES if each not in ("mlp.up_proj", "self_attn.k_proj")],
@@ -183,7 +182,8 @@ def test_alpha_zero_or_negative_is_a_warning(read: ManifestReader, alpha: int) -
         },
         {"next_field": None, "next_flag": False, "next_list": [], "next_object": {}},
         {"layer_replication": None, "trainable_token_indices": None, "target_parameters": None},
-        {"loftq_config": {}, "alpha_pattern": {}, "rank_pattern": None},
+        {"loftq_config": {}, "alpha_pattern": {}, "trainable_token_indices": {}},
+        {"layers_pattern": [], "exclude_modules": [], "target_parameters": []},
     ],
 )
 def test_fields_that_change_nothing(read: ManifestReader, changes: dict[str, object]) -> None:

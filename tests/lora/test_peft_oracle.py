@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import copy
+import json
 import warnings
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.lora import LoraLayer
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from lora.base_spec import BaseSpec
+from lora.base_spec import MODULES, BaseSpec
+from lora.config_fields import NO_BEARING
 from lora.manifest import AdapterManifest, ManifestError, read_manifest
 from lora.store import CONFIG_FILE, WEIGHTS_FILE
+from lora.values import check_values
+from tests.builders.mutants import ODD
 from tests.builders.refusals import refused, warnings_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+PATHS = [f"model.layers.{layer}.{module}" for layer in range(3) for module in MODULES]
 
 ACCEPTED: dict[str, dict[str, Any]] = {
     "plain": {"target_modules": ["q_proj", "v_proj"]},
@@ -30,6 +37,8 @@ ACCEPTED: dict[str, dict[str, Any]] = {
     "all_linear": {"target_modules": "all-linear", "r": 4},
     "regex": {"target_modules": r".*\.layers\.[01]\..*(q_proj|o_proj)"},
     "full_paths": {"target_modules": ["model.layers.1.self_attn.q_proj", "layers.2.mlp.up_proj"]},
+    "many_full_paths": {"target_modules": PATHS},
+    "full_paths_beside_layers": {"target_modules": PATHS[:19], "layers_to_transform": [0]},
     "patterns": {
         "target_modules": ALL,
         "rank_pattern": {"v_proj": 2, r"layers\.1\.mlp\..*": 6, "mlp.up_proj": 3},
@@ -76,6 +85,21 @@ FORMS: dict[str, dict[str, Any]] = {
         "modules_to_save": ["lm_head"],
     },
     "tokens": {"target_modules": ["q_proj"], "trainable_token_indices": [5, 9]},
+}
+
+# With `ensure_weight_tying`, and how many pairs PEFT then keeps in one storage.
+TIED: dict[str, tuple[dict[str, Any], int]] = {
+    "embedding": ({"target_modules": ["q_proj", "embed_tokens"]}, 2),
+    "head": ({"target_modules": ["lm_head"], "layers_to_transform": [0]}, 2),
+    "regex": ({"target_modules": r".*q_proj|lm_head"}, 2),
+    "regex_of_a_path": ({"target_modules": r".*q_proj|model\.embed_tokens"}, 0),
+    "saved_head": ({"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]}, 1),
+    "saved_embedding": ({"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens"]}, 1),
+    "saved_and_targeted": (
+        {"target_modules": ["q_proj", "embed_tokens"], "modules_to_save": ["lm_head"]},
+        1,
+    ),
+    "saved_by_an_end": ({"target_modules": ["q_proj"], "modules_to_save": ["tokens"]}, 0),
 }
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
@@ -155,6 +179,72 @@ def test_ranks_and_scales_are_pefts(tiny: TinyLlama, tmp_path: Path, variant: st
     found = {(each.layer, each.module): (each.rank, each.scale) for each in manifest.modules}
     assert found == scalings_of(model)
     assert found
+
+
+def shared_pairs(model: Any) -> int:
+    """How many of the head's tensors are the embedding's too."""
+    parts: dict[bool, set[int]] = {True: set(), False: set()}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if "default" in name and ("lm_head" in name or "embed_tokens" in name):
+            parts["lm_head" in name].add(parameter.data_ptr())
+    return len(parts[True] & parts[False])
+
+
+@pytest.mark.parametrize("variant", TIED)
+def test_the_head_is_tied_where_peft_ties_it(tiny: TinyLlama, tmp_path: Path, variant: str) -> None:
+    fields, num_pairs = TIED[variant]
+    model = tiny.save_adapter(tmp_path, ensure_weight_tying=True, **fields)
+    # What PEFT saves is what it made of the fields; the file may have them as they were.
+    config = tmp_path / CONFIG_FILE
+    config.write_text(json.dumps(json.loads(config.read_text()) | fields))
+    manifest = tiny.read(tmp_path)
+    found = {(each.layer, each.module): (each.rank, each.scale) for each in manifest.modules}
+    assert found == scalings_of(model)
+    assert len(manifest.tied) == shared_pairs(model) == num_pairs
+
+
+def test_of_a_tied_pair_that_differs_peft_takes_the_heads_numbers(
+    tiny: TinyLlama, tmp_path: Path
+) -> None:
+    """So it is refused: each place would be served with its own."""
+    fields = {"target_modules": ["embed_tokens"], "ensure_weight_tying": True}
+    tiny.save_adapter(tmp_path, **fields)
+    path = tmp_path / WEIGHTS_FILE
+    assert not [
+        each for each in check_values(path, tiny.read(tmp_path)) if each.severity == "error"
+    ]
+    tensors = load_file(path)
+    head = "base_model.model.lm_head.lora_A.weight"
+    tensors[head] = tensors[head] + 1
+    save_file(tensors, path)
+    loaded: Any = PeftModel.from_pretrained(tiny.copy(), str(tmp_path))
+    embedding = loaded.get_input_embeddings().lora_embedding_B["default"]
+    assert torch.equal(embedding.t(), tensors[head])
+    codes = {each.code for each in check_values(path, tiny.read(tmp_path))}
+    assert "tensor_duplicate" in codes
+
+
+def test_a_field_of_any_value_is_read_as_peft_reads_it_or_refused(
+    tiny: TinyLlama, tmp_path: Path
+) -> None:
+    """Each field of PEFT's, with each odd value: what is accepted PEFT loads, with these modules
+    at these scales. Those without bearing PEFT may fail to read."""
+    tiny.save_adapter(tmp_path, target_modules=["q_proj", "v_proj"])
+    plain = json.loads((tmp_path / CONFIG_FILE).read_text())
+    accepted = 0
+    for field, value in product(sorted(plain.keys() - NO_BEARING), ODD):
+        if value is plain[field]:
+            continue
+        (tmp_path / CONFIG_FILE).write_text(json.dumps({**plain, field: value}))
+        try:
+            manifest = tiny.read(tmp_path)
+        except ManifestError:
+            continue
+        accepted += 1
+        model = PeftModel.from_pretrained(tiny.copy(), str(tmp_path))
+        found = {(each.layer, each.module): (each.rank, each.scale) for each in manifest.modules}
+        assert found == scalings_of(model), (field, value)
+    assert accepted > 30, accepted
 
 
 def test_the_spans_hold_the_tensors_that_were_saved(tiny: TinyLlama, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from tests.builders.adapters import (
     lora_tensors,
     plain_config,
     safetensors_bytes,
+    stored,
     zeros,
 )
 
@@ -145,3 +146,64 @@ def test_nan_is_found_in_every_form(read: ManifestReader) -> None:
     for name in forms:
         broken = with_bits(tensors, name, 0x7FC00000, 0)
         assert codes(read, broken, **changes) == [("tensor_nonfinite", "error")], name
+
+
+EMBEDDING_A = f"{HEAD}embed_tokens.lora_embedding_A"
+HEAD_B = "base_model.model.lm_head.lora_B.weight"
+
+
+def tied_matrices(dtype: str = "F32") -> Tensors:
+    """A head whose A and B are the embedding's, transposed."""
+    random = np.random.default_rng(5)
+    a, b = (random.standard_normal(shape, np.float32) for shape in ((8, 128), (64, 8)))
+    return lora_tensors() | {
+        EMBEDDING_A: stored(a, dtype),
+        f"{HEAD}embed_tokens.lora_embedding_B": stored(b, dtype),
+        "base_model.model.lm_head.lora_A.weight": stored(b.T.copy(), dtype),
+        HEAD_B: stored(a.T.copy(), dtype),
+    }
+
+
+TIED_MATRICES = {
+    "target_modules": ["q_proj", "v_proj", "embed_tokens"],
+    "ensure_weight_tying": True,
+}
+LAST_BIT = {"F32": 0x3F800001, "F16": 0x3C01, "BF16": 0x3F81}
+
+
+@pytest.mark.parametrize("dtype", LAST_BIT)
+@pytest.mark.parametrize("position", [0, 700, -1])
+def test_a_tied_pair_that_differs_is_found(
+    read: ManifestReader, monkeypatch: pytest.MonkeyPatch, dtype: str, position: int
+) -> None:
+    """PEFT would give both the head's numbers."""
+    monkeypatch.setattr("lora.tied_values._CHUNK_ELEMENTS", 100)
+    tensors = tied_matrices(dtype)
+    assert codes(read, tensors, **TIED_MATRICES) == []
+    differing = with_bits(tensors, HEAD_B, LAST_BIT[dtype], position)
+    manifest = read(plain_config(**TIED_MATRICES), differing)
+    (found,) = check_values(read.weights, manifest)
+    assert (found.code, found.severity, found.param) == ("tensor_duplicate", "error", HEAD_B)
+    untied = {**TIED_MATRICES, "target_modules": ["q_proj", "v_proj", "embed_tokens", "lm_head"]}
+    assert codes(read, differing, **{**untied, "ensure_weight_tying": False}) == []
+
+
+def test_whole_modules_that_are_tied_hold_the_same_numbers_in_any_type(
+    read: ManifestReader,
+) -> None:
+    changes = {"modules_to_save": ["embed_tokens"], "ensure_weight_tying": True}
+    values = np.random.default_rng(6).integers(-8, 8, (128, 64)).astype(np.float32)
+    embedding, head = f"{HEAD}embed_tokens.weight", "base_model.model.lm_head.weight"
+    for dtype in LARGEST:
+        tensors = lora_tensors() | {embedding: stored(values), head: stored(values, dtype)}
+        assert codes(read, tensors, **changes) == []
+        differing = with_bits(tensors, head, 0, 5)
+        assert codes(read, differing, **changes) == [("tensor_duplicate", "error")]
+
+
+@pytest.mark.parametrize("pad", range(4))
+def test_a_tied_pair_at_any_alignment_is_read(read: ManifestReader, pad: int) -> None:
+    tensors = tied_matrices()
+    header = json.dumps(header_of(tensors)).encode() + b" " * pad
+    manifest = read(plain_config(**TIED_MATRICES), safetensors_bytes(tensors, header))
+    assert check_values(read.weights, manifest) == []
