@@ -19,11 +19,14 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 Resolver = Callable[[str, int], Awaitable[list[str]]]
 
 RESOLVE_TIMEOUT_S = 10.0
-# Addresses that a gateway turns into others: NAT64, 6to4, Teredo, and the old IPv4-compatible
-# ones. What they reach cannot be told from here.
-_TUNNELS = tuple(
-    map(ipaddress.ip_network, ("64:ff9b::/96", "64:ff9b:1::/48", "2002::/16", "2001::/32", "::/96"))
-)
+# Addresses that a gateway turns into others: NAT64, 6to4 and its relays, Teredo, and the old
+# IPv4-compatible ones. What they reach cannot be told from here.
+_TUNNELS = ("64:ff9b::/96", "64:ff9b:1::/48", "2002::/16", "192.88.99.0/24", "2001::/32", "::/96")
+# What `ipaddress` takes for public, here or in some of its versions, and what is not: protocol
+# assignments, of which clouds have used one for their metadata; the host of a machine at Azure,
+# whatever network it is in; site-local, documentation, and segment routing within a network.
+_NOT_PUBLIC = ("192.0.0.0/24", "168.63.129.16/32", "fec0::/10", "3fff::/20", "5f00::/16")
+_FORBIDDEN = tuple(map(ipaddress.ip_network, (*_TUNNELS, *_NOT_PUBLIC)))
 
 
 async def resolve_by_system(host: str, port: int) -> list[str]:
@@ -61,7 +64,7 @@ def is_reachable(address: Address, allowed: Iterable[Network]) -> bool:
         address.is_global
         and not address.is_multicast
         and not address.is_reserved
-        and not any(address in network for network in _TUNNELS)
+        and not any(address in network for network in _FORBIDDEN)
     )
 
 

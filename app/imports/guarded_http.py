@@ -70,8 +70,9 @@ class GuardedClient:
                 except httpx.HTTPError as error:
                     raise _broken(place, error) from error
                 if response.status_code in _REDIRECTS:
-                    url = urljoin(url, response.headers.get("location", ""))
+                    location = response.headers.get("location", "")
                     await response.aclose()
+                    url = _redirected(url, location)
                     client.cookies.clear()
                     continue
                 try:
@@ -101,6 +102,14 @@ class GuardedClient:
             headers=headers,
             extensions={"sni_hostname": place.host},
         )
+
+
+def _redirected(url: str, location: str) -> str:
+    """Raises ImportFailure for a `location` that is none."""
+    try:
+        return urljoin(url, location)
+    except ValueError as error:
+        raise source_failed("A redirect leads to what is no URL.") from error
 
 
 def _place_of(url: str) -> Place:

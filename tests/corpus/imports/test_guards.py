@@ -29,13 +29,22 @@ FORBIDDEN = [
     "224.0.0.1",
     "255.255.255.255",
     "192.0.2.1",
+    "192.0.0.1",
+    "192.0.0.192",
+    "192.88.99.1",
+    "168.63.129.16",
     "::1",
     "::",
     "fe80::1",
+    "fec0::1",
+    "feff::1",
+    "3fff::1",
+    "5f00::1",
     "fd00:ec2::254",
     "ff02::1",
     "::ffff:127.0.0.1",
     "::ffff:169.254.169.254",
+    "::ffff:168.63.129.16",
     "64:ff9b::7f00:1",
     "2002:7f00:1::",
     "2001:0:7f00:1::",
@@ -63,7 +72,10 @@ async def test_control_a_public_address_is_let_through() -> None:
     assert await pin("93.184.216.34") == "93.184.216.34"
     assert await pin("2606:2800:220:1::1") == "2606:2800:220:1::1"
     assert await pin("2606:2800:220:1::1", "93.184.216.34", "93.184.216.35") == "93.184.216.34"
+    for beside in ("192.0.1.1", "168.63.129.17", "192.88.98.1"):
+        assert await pin(beside) == beside
     assert await pin("10.1.2.3", allowed="10.1.0.0/16") == "10.1.2.3"
+    assert await pin("168.63.129.16", allowed="168.63.129.16/32") == "168.63.129.16"
     with pytest.raises(ImportFailure):
         await pin("10.2.2.3", allowed="10.1.0.0/16")
 
@@ -121,6 +133,18 @@ async def test_a_redirect_to_what_is_no_allowed_url(
     assert job["state"] == "failed"
     assert job["error"]["code"] == "import_source_not_allowed"
     assert len(models.asked) == 1
+
+
+async def test_a_redirect_to_what_is_no_url_is_the_sources_failure(
+    settings: Settings, names: Names, models: HttpsServer
+) -> None:
+    publisher = Publishers(settings, names.resolve).open(f"{models.url}/bots/one", None)
+    for target in ("https://[", "//[", "https://a]b/", "http://[x]/", "https://xn--\xff/"):
+        models.published[f"/bots/one/{CONFIG}"] = Redirect(target)
+        with pytest.raises(ImportFailure) as failed:
+            async with publisher.open(CONFIG, None):
+                pass
+        assert (failed.value.code, failed.value.is_temporary) == ("import_source_failed", True)
 
 
 async def test_a_redirect_within_what_is_allowed_is_followed_and_judged_again(
