@@ -10,7 +10,8 @@ request keeps it, or while none does its API process; so what a killed process h
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any, cast
 
 import msgspec
@@ -42,14 +43,17 @@ log = structlog.get_logger(__name__)
 LEASE_S = PLACE_TTL_S
 MAX_CONNECTIONS = 16
 REFRESH_CHUNK = 500
-MAX_LOADS = 5
 REFUSAL_TTL_S = 3600.0
 MAX_REFUSALS = 1000  # of a tenant
 DAY_MS = 86_400_000
 
-LoadSpend = Callable[[str], Awaitable[TenantSpend]]
+LoadSpend = Callable[[str], Coroutine[Any, Any, TenantSpend]]
 _verdicts = msgspec.msgpack.Decoder(Verdict)
 _decisions = msgspec.msgpack.Decoder(Decision)
+
+
+class SpendUnknownError(Exception):
+    """Redis does not know what the tenant has spent: `Admission.load` tells it."""
 
 
 class Admission:
@@ -63,6 +67,7 @@ class Admission:
         self._scripts = register(self._redis, "admit", "load", "refresh", "release")
         self._held: dict[str, Held] = {}
         self._asking: dict[str, asyncio.Task[Verdict]] = {}
+        self._loading: dict[str, asyncio.Task[None]] = {}
         self._refreshing: asyncio.Task[None] | None = None
         self._is_closing = False
 
@@ -104,7 +109,7 @@ class Admission:
         """Reserve all that was asked for, until `release`. Idempotent by the sequences' ids.
 
         Raises ApiError (429) where a limit refuses it, UnavailableError where Redis does not
-        answer, or the registry does not while Redis has to be told what the tenant has spent.
+        answer, SpendUnknownError where it is to be asked again after `load`.
         """
         self._keep_refreshing()
         asking = asyncio.create_task(self._decide(ask))
@@ -117,6 +122,8 @@ class Admission:
         finally:
             if asking.done():
                 self._asking.pop(ask.request_id, None)
+        if verdict.status == "unloaded":
+            raise SpendUnknownError
         decision = Decision(ask=ask, verdict=verdict)
         if verdict.status == "refused":
             raise refusal_of(decision)
@@ -134,6 +141,22 @@ class Admission:
                 day=verdict.now_ms // DAY_MS,
             )
         return decision
+
+    async def load(self, tenant_id: str) -> None:
+        """Tell Redis what a tenant has spent: once for all who wait for it, and to its end also
+        where none of them does any more.
+
+        Raises UnavailableError where the registry or Redis does not answer.
+        """
+        loading = self._loading.get(tenant_id)
+        if loading is None:
+            loading = asyncio.create_task(self._load(tenant_id), name="admission-load")
+            self._loading[tenant_id] = loading
+            loading.add_done_callback(partial(self._forget_loading, tenant_id))
+        try:
+            await asyncio.shield(loading)
+        except QueueUnavailableError as error:
+            raise UnavailableError(internal=str(error)) from error
 
     async def release(self, ask: Ask, *, is_accepted: bool) -> None:
         """Give the places back, and what was reserved for a request that was never accepted.
@@ -176,17 +199,22 @@ class Admission:
             self._refreshing.cancel()
             await asyncio.gather(self._refreshing, return_exceptions=True)
             self._refreshing = None
+        loading = list(self._loading.values())
+        for each in loading:
+            each.cancel()
+        await asyncio.gather(*loading, return_exceptions=True)
         await self._redis.aclose()
 
     async def _decide(self, ask: Ask) -> Verdict:
-        for _ in range(MAX_LOADS):
-            packed = await self._run("admit", encode(ask), int(REFUSAL_TTL_S * 1000), MAX_REFUSALS)
-            verdict = _verdicts.decode(packed)
-            if verdict.status != "unloaded":
-                return verdict
-            # NOTE: 0 where the ledger moved on meanwhile; the next round reads it again.
-            await self._run("load", encode(await self._load_spend(ask.tenant_id)))
-        raise QueueUnavailableError("admission: what the tenant has spent keeps changing")
+        packed = await self._run("admit", encode(ask), int(REFUSAL_TTL_S * 1000), MAX_REFUSALS)
+        return _verdicts.decode(packed)
+
+    async def _load(self, tenant_id: str) -> None:
+        # NOTE: 0 where the ledger moved on meanwhile; whoever asks then reads it again.
+        await self._run("load", encode(await self._load_spend(tenant_id)))
+
+    def _forget_loading(self, tenant_id: str, _: asyncio.Task[None]) -> None:
+        del self._loading[tenant_id]
 
     def _keep_refreshing(self) -> None:
         if self._refreshing is None or self._refreshing.done():

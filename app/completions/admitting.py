@@ -16,17 +16,19 @@ import msgspec
 
 from app.adapters.resolver import ResolvedModel
 from app.admission.messages import NANOS, Ask, Decision, Prices, Record, SequenceAsk
-from app.admission.service import DAY_MS
+from app.admission.service import DAY_MS, SpendUnknownError
 from app.auth import Principal
-from app.context import AppContext
+from app.context import REGISTRY_SHARE, AppContext
 from app.db import tenant_scope
-from app.errors import ApiError, PermissionDeniedError
+from app.errors import ApiError, PermissionDeniedError, UnavailableError
 from app.ids import id_of_hex
 from app.plans.limits import Kind, Limit
 from app.prices.repository import price_in_force
 from app.prices.tables import Price
+from app.promptly import promptly
 from engine.messages import EngineRequest
 
+MAX_LOADS = 5
 DEEP = 32
 """Requests that may wait: from there on a queue that was full is not empty a moment later."""
 
@@ -91,7 +93,7 @@ async def admitted(
     must_release = True  # also where asking was cut short: all of it may have been reserved
     try:
         try:
-            decision = await context.redis.ask(partial(context.admission.admit, ask))
+            decision = await _decide(context, ask)
         except ApiError as error:
             must_release = error.status != 429
             _note_refusal(context, principal, ask, error)
@@ -105,6 +107,23 @@ async def admitted(
             await context.redis.tell(
                 partial(context.admission.release, ask, is_accepted=is_accepted)
             )
+
+
+async def _decide(context: AppContext, ask: Ask) -> Decision:
+    for _ in range(MAX_LOADS):
+        try:
+            return await context.redis.ask(partial(context.admission.admit, ask))
+        except SpendUnknownError:
+            await _load_spend(context, ask.tenant_id)
+    raise UnavailableError(internal="admission: what the tenant has spent keeps changing")
+
+
+async def _load_spend(context: AppContext, tenant_id: str) -> None:
+    """Nobody is called away where it takes too long: that may lie in how much a tenant has open."""
+    if context.registry.availability.is_away:
+        raise UnavailableError(internal="registry: away")
+    patience_s = REGISTRY_SHARE * context.settings.dependency_timeout_s
+    await promptly(context.admission.load(tenant_id), patience_s)
 
 
 def _note_refusal(context: AppContext, principal: Principal, ask: Ask, error: ApiError) -> None:

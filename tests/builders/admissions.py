@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from app.admission.messages import Ask, Decision, Prices, SequenceAsk, TenantSpend
-from app.admission.service import Admission
+from app.admission.service import Admission, SpendUnknownError
 from app.plans.limits import Layer, Limit, limits_in_force
 
 KEY = "key_a"
@@ -57,4 +57,13 @@ def make_ask(
 async def admit(
     admission: Admission, request_id: str, limits: Sequence[Limit] = (), **fields: Any
 ) -> Decision:
-    return await admission.admit(make_ask(admission, request_id, limits, **fields))
+    return await admit_ask(admission, make_ask(admission, request_id, limits, **fields))
+
+
+async def admit_ask(admission: Admission, ask: Ask) -> Decision:
+    """As the API does, but without an end to its patience."""
+    while True:
+        try:
+            return await admission.admit(ask)
+        except SpendUnknownError:
+            await admission.load(ask.tenant_id)

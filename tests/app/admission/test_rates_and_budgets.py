@@ -17,7 +17,14 @@ from app.batches.patience import Patience
 from app.errors import ApiError
 from app.plans.limits import Limit
 from engine.transport import keys
-from tests.builders.admissions import admit, key_limits, make_ask, nothing_spent, tenant_limits
+from tests.builders.admissions import (
+    admit,
+    admit_ask,
+    key_limits,
+    make_ask,
+    nothing_spent,
+    tenant_limits,
+)
 
 BUCKET_MS = 2000
 PRICES = Prices(input=10**9, cached=10**8, output=2 * 10**9)  # one and two units a million
@@ -223,9 +230,9 @@ async def test_refusals_of_a_tenant_do_not_pile_up(
 async def test_what_a_cancelled_request_reserved_is_free_again(admission: Admission) -> None:
     limits = tenant_limits(tokens_per_month=10)
     ask = make_ask(admission, "r1", limits)
-    await admission.admit(ask)
+    await admit_ask(admission, ask)
     await admission.release(ask, is_accepted=False)
     ask = make_ask(admission, "r2", limits)
-    await admission.admit(ask)
+    await admit_ask(admission, ask)
     await admission.release(ask, is_accepted=True)  # the control: the ledger will settle this one
     await refused(admission, "r3", limits)

@@ -17,7 +17,7 @@ from engine.transport import keys
 from lora.base_spec import BaseSpec
 from tests.app.admission.conftest import Books
 from tests.builders.adapter_files import adapter_files
-from tests.builders.admissions import make_ask, nothing_spent
+from tests.builders.admissions import admit_ask, make_ask, nothing_spent
 from tests.builders.operator import Operator, Tenant
 from tests.builders.stub_engine import StubEngine
 from tests.builders.tiny_base import MODEL_ID
@@ -138,7 +138,7 @@ async def test_reservations_of_dead_processes_are_looked_after(
     running = asyncio.create_task(post(api, acme))
     await until(lambda: engine.num_running == 1)
     dead = Admission(redis_url, nothing_spent, lease_s=0.2)
-    await dead.admit(make_ask(dead, "f" * 32, tenant_id=acme.id, tokens=500))
+    await admit_ask(dead, make_ask(dead, "f" * 32, tenant_id=acme.id, tokens=500))
     await dead.close()  # before the request was accepted
     with redis.Redis.from_url(redis_url) as server:
         for each in server.zrange(f"{keys.PREFIX}reservations", 0, -1):

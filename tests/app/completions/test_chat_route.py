@@ -12,7 +12,7 @@ from app.context import AppContext
 from engine.messages import EngineError, EngineRequest
 from engine.transport import keys
 from tests.app.completions.conftest import IM_END, Say
-from tests.builders.admissions import make_ask
+from tests.builders.admissions import admit_ask, make_ask
 from tests.builders.operator import Operator, Tenant
 from tests.builders.stub_engine import StubEngine
 from tests.builders.tiny_base import MODEL_ID
@@ -209,7 +209,7 @@ async def test_a_tenant_over_its_concurrency_is_told_when_to_come_back(
 ) -> None:
     tenant = await operator.new_tenant("initech", limits={"concurrency": 1})
     other = make_ask(context.admission, "other", tenant_id=tenant.id)
-    await context.admission.admit(other)
+    await admit_ask(context.admission, other)
     for stream in (False, True):
         response = await post(api, tenant, body(stream=stream))
         assert (response.status_code, response.json()["error"]["type"]) == (429, "concurrency")

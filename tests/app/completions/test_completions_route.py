@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 
 from app.context import AppContext
-from tests.builders.admissions import make_ask
+from tests.builders.admissions import admit_ask, make_ask
 from tests.builders.operator import Operator, Tenant
 from tests.builders.stub_engine import StubEngine
 from tests.builders.tiny_base import MODEL_ID
@@ -135,7 +135,7 @@ async def test_a_tenant_over_its_concurrency_is_refused_whole(
     api: httpx.AsyncClient, operator: Operator, engine: StubEngine, context: AppContext
 ) -> None:
     tenant = await operator.new_tenant("initech", limits={"concurrency": 2})
-    await context.admission.admit(make_ask(context.admission, "other", tenant_id=tenant.id))
+    await admit_ask(context.admission, make_ask(context.admission, "other", tenant_id=tenant.id))
     response = await api.post(PATH, json=body(["a", "b"]), headers=tenant.headers)
     assert response.status_code == 429
     assert context.admission.num_held == 1  # the other's
