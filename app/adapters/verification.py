@@ -8,6 +8,7 @@ active, unless its upload said that it is not to be: then it is `validated`.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -111,12 +112,14 @@ async def verify_version(
         return
     state, locator, digest = waiting.state, waiting.locator, waiting.digest
     findings: list[Finding] = []
+    began_at = time.monotonic()
     if state == VERIFYING:
         findings += await verifier.check_stored(locator, digest)
     trial = Trial(())
     if not _has_errors(findings):
         trial = await verifier.try_out(tenant_id, locator, digest)
         findings += [each for each in trial.findings if each.code not in _codes(findings)]
+    duration_ms = round(1e3 * (time.monotonic() - began_at))
     # The check may have taken a while: nothing was locked meanwhile, so look again.
     locked = await AdapterRepository(session, tenant_id).lock(waiting.adapter_id)
     version = await versions.get(version_id)
@@ -124,7 +127,7 @@ async def verify_version(
         return
     version.certificate = _stored(trial, now)
     if state == VERIFYING:
-        await _conclude(session, version, findings, trial, now, trail)
+        await _conclude(session, version, findings, trial, duration_ms, now, trail)
     await session.flush()
     log.info("adapter_verified", version_id=version.id, state=version.state, digest=version.digest)
 
@@ -134,9 +137,11 @@ async def _conclude(
     version: AdapterVersion,
     findings: Sequence[Finding],
     trial: Trial,
+    duration_ms: int,
     now: datetime,
     trail: AuditTrail | None,
 ) -> None:
+    """`duration_ms`: of this half of the check; the report shows that of both."""
     if version.strict:
         findings = strictly(findings)
     if _has_errors(findings):
@@ -147,7 +152,8 @@ async def _conclude(
         await make_active(session, version, now, trail)
     else:
         change_state(version, VALIDATED)
-    report = build_report(version.digest, version.state, findings)
+    duration_ms += version.report.get("duration_ms", 0)
+    report = build_report(version.digest, version.state, findings, duration_ms=duration_ms)
     # What was said of the chat template stays: it was tried when it came.
     report["checks"] += [
         check for check in version.report["checks"] if check.get("file") == CHAT_TEMPLATE_FILE

@@ -96,10 +96,13 @@ async def test_what_only_the_trial_tells_rejects_the_version(
     strict: bool,
     state: str,
 ) -> None:
-    await verify(context, acme, await operator.upload("acme", "bot", files, strict=strict))
+    response = await operator.upload("acme", "bot", files, strict=strict)
+    took_ms = response.json()["report"]["duration_ms"]
+    await verify(context, acme, response)
     shown = await operator.done("GET", f"{BOT}/versions/v1")
     (check,) = shown["report"]["checks"]
     assert (shown["state"], check["rule"]) == (state, "no_effect")
+    assert shown["report"]["duration_ms"] >= took_ms > 0
     assert check["severity"] == ("error" if strict else "warning")
 
 
