@@ -6,6 +6,7 @@ is read where the headers say so; parsing, hashing and writing happen in a threa
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 from starlette.requests import Request
@@ -44,7 +45,7 @@ async def receive_files(
         await pump(request, receiver.feed, max_body_bytes, lambda: too_large(max_body_bytes))
         return receiver.finish()
     finally:
-        receiver.close()
+        await asyncio.to_thread(receiver.close)
 
 
 def max_bytes_by_name(max_upload_bytes: int) -> dict[str, int]:

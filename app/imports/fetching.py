@@ -177,7 +177,7 @@ async def _write(
             await asyncio.to_thread(keep)
             progress(len(chunk))
     finally:
-        sink.close()
+        await asyncio.to_thread(sink.close)
     if incoming.num_bytes not in (None, num_bytes):
         raise source_failed(f"'{target.name}' ends too early.")
     return FileDigest(target.name, num_bytes, sha256.hexdigest())

@@ -102,13 +102,16 @@ def _is_range_of(content_range: str | None, part: Part) -> bool:
 
 async def _receive(request: Request, target: Path, part: Part) -> str:
     sha256 = hashlib.sha256()
-    with target.open("xb") as sink:
+    sink = await asyncio.to_thread(target.open, "xb")
 
-        def keep(chunk: bytes) -> None:
-            sha256.update(chunk)
-            sink.write(chunk)
+    def keep(chunk: bytes) -> None:
+        sha256.update(chunk)
+        sink.write(chunk)
 
+    try:
         num_bytes = await pump(request, keep, part.num_bytes, lambda: _wrong_length(part))
+    finally:
+        await asyncio.to_thread(sink.close)
     if num_bytes != part.num_bytes:
         raise _wrong_length(part)
     return sha256.hexdigest()
