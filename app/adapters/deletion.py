@@ -33,7 +33,7 @@ MAX_DRAIN_S = 86_400
 
 @dataclass(frozen=True, slots=True)
 class Deletion:
-    """How: `force` lets go of aliases, which `aliases` says how: a version, or None to remove them.
+    """How: `force` lets go of a version's aliases, which `aliases` says how: see `REMOVE_ALIASES`.
 
     `drain_s`: how long requests that run may go on; by default `REMOVAL_DELAY_S`, or not at all
     where `erase` asks for the bytes to go now, and not to be retained for a restoration.
@@ -52,6 +52,7 @@ class Deletion:
 
 
 REMOVE_ALIASES = "remove"
+"""In the place of the version that aliases are to mean instead."""
 
 
 async def delete_version(
@@ -114,6 +115,8 @@ async def delete_adapter(
 ) -> Adapter:
     """Forget an adapter with its versions, aliases and rollouts; a worker removes the bytes.
 
+    Nothing of it is retained: with its row goes what it could be restored to. Of `how` only
+    `drain_s` and `erase` mean something (docs/decisions/0028-deleting-an-adapter.md).
     Raises as `check_etag`.
     """
     adapter = await lock_adapter(session, tenant_id, reference)

@@ -16,7 +16,7 @@ from app.adapters.residency_endpoints import residency_router
 from app.adapters.schemas import AdapterCreate, AdapterView
 from app.adapters.tenancy import OwnedSession, operator_for_tenant, tenant_for_itself
 from app.adapters.validate_endpoints import validate_router
-from app.adapters.version_endpoints import How, version_router
+from app.adapters.version_endpoints import DrainSeconds, version_router
 from app.audit.trail import Trail
 from app.bodies import Deleted
 from app.context import Context
@@ -56,8 +56,15 @@ async def get_adapter(adapter: str, owned: OwnedSession) -> AdapterView:
 
 @router.delete("/{adapter}")
 async def delete_adapter(
-    adapter: str, how: How, owned: OwnedSession, trail: Trail, if_match: IfMatch = None
+    adapter: str,
+    owned: OwnedSession,
+    trail: Trail,
+    drain_s: DrainSeconds = None,
+    erase: bool = False,
+    if_match: IfMatch = None,
 ) -> Deleted:
+    """With its versions, aliases and rollouts: whoever deletes it names it with all it has."""
+    how = deletion.Deletion(drain_s=drain_s, erase=erase)
     deleted = await deletion.delete_adapter(
         owned.session, owned.tenant_id, adapter, how, trail, if_match=if_match
     )

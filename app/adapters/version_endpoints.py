@@ -30,10 +30,13 @@ DAY_S = 86_400
 version_router = APIRouter(prefix="/adapters/{adapter}/versions")
 
 
+DrainSeconds = Annotated[int | None, Query(ge=0, le=MAX_DRAIN_S)]
+
+
 def deletion_query(
     force: bool = False,
     aliases: Annotated[str | None, Query(max_length=64)] = None,
-    drain_s: Annotated[int | None, Query(ge=0, le=MAX_DRAIN_S)] = None,
+    drain_s: DrainSeconds = None,
     erase: bool = False,
 ) -> Deletion:
     """`aliases`, with `force`: `remove`, or the version that aliases are to mean instead."""

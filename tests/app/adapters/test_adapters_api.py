@@ -10,7 +10,7 @@ import pytest
 from app.settings import Settings
 from lora.base_spec import BaseSpec
 from tests.builders.adapter_files import adapter_files
-from tests.builders.operator import Operator, Tenant
+from tests.builders.operator import OPERATOR, Operator, Tenant
 
 BOT = "/tenants/acme/adapters/bot"
 
@@ -153,9 +153,20 @@ async def test_prod_that_was_taken_away_is_not_given_by_itself(
     assert (await operator.done("GET", BOT))["aliases"] == {}
 
 
-async def test_deleted_adapter_is_gone_and_its_name_is_free(
-    operator: Operator, two_versions: None, tiny_base: BaseSpec, settings: Settings
+async def test_deleted_adapter_is_gone_with_its_aliases_and_its_name_is_free(
+    operator: Operator,
+    admin: httpx.AsyncClient,
+    two_versions: None,
+    tiny_base: BaseSpec,
+    settings: Settings,
 ) -> None:
+    seen = await operator.done("GET", BOT)
+    await operator.done("PUT", f"{BOT}/aliases/canary", json={"version": "v2"})
+    headers = {**OPERATOR, "if-match": seen["etag"]}
+    refused = await admin.delete(f"/admin/v1{BOT}", headers=headers)
+    assert code(refused) == (412, "etag_mismatch")
+    assert len((await operator.done("GET", BOT))["aliases"]) == 2
+
     await operator.done("DELETE", BOT)
     assert code(await operator.call("GET", BOT)) == (404, "not_found")
     await operator.run_jobs_after()
@@ -163,6 +174,7 @@ async def test_deleted_adapter_is_gone_and_its_name_is_free(
 
     await operator.new_adapter("acme", "bot")
     assert (await operator.push("acme", "bot", adapter_files(tiny_base)))["version"] == "v1"
+    assert (await operator.done("GET", BOT))["aliases"] == {"prod": "v1"}
 
 
 async def test_bytes_that_another_adapter_needs_are_kept(
