@@ -5,12 +5,13 @@ but is another language, so only what both languages read alike is let through. 
 pattern that compiles here matches exactly the names that it matches in PEFT.
 
 One more thing is let through: a negative look-ahead that can match nowhere in the names at hand
-changes nothing and is dropped. Trainers write `(?!.*\\.experts\\.\\d)` into their patterns, and on
-a base without experts that is all it means.
+changes nothing and becomes an empty group. Trainers write `(?!.*\\.experts\\.\\d)` into their
+patterns, and on a base without experts that is all it means.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from typing import Protocol, cast
 
@@ -45,7 +46,7 @@ class Pattern(Protocol):
 def check_pattern(pattern: str, max_chars: int, names: Collection[str] = ()) -> str:
     """The pattern, ready for RE2, after checking it against the shared language.
 
-    `names` is everything it will ever be matched against; without them no look-ahead is dropped.
+    `names` is everything it will ever be matched against; without them no look-ahead is taken.
 
     Raises:
         PatternError: too long, or not in the shared language.
@@ -62,6 +63,7 @@ def check_pattern(pattern: str, max_chars: int, names: Collection[str] = ()) -> 
             if pattern[end : end + 1] in {*"*+?{"}:
                 raise PatternError("a repeated look-ahead is not supported")
             _check_idle(pattern[position + 3 : end - 1], max_chars, names)
+            kept.append("(?:)")
         else:
             end = _end_of_token(pattern, position)
             kept.append(pattern[position:end])
@@ -73,14 +75,19 @@ def compile_pattern(pattern: str) -> Pattern:
     """Compile what `check_pattern` returned, or an expression built around it.
 
     Raises:
-        PatternError: RE2 cannot express it, or only with more memory than it is given.
+        PatternError: RE2 cannot express it, or only with more memory than it is given; or Python
+            cannot, so that PEFT could not load it.
     """
     try:
-        return cast(Pattern, re2.compile(pattern, _OPTIONS))
+        compiled = cast(Pattern, re2.compile(pattern, _OPTIONS))
+        re.compile(pattern)
     except re2.error as error:
         detail = error.args[0] if error.args else b""
         text = detail.decode(errors="replace") if isinstance(detail, bytes) else str(detail)
         raise PatternError(f"RE2 cannot express it: {text}") from None
+    except (re.error, RecursionError) as error:
+        raise PatternError(f"Python cannot read it: {error}") from None
+    return compiled
 
 
 def _check_idle(body: str, max_chars: int, names: Collection[str]) -> None:
@@ -121,6 +128,8 @@ def _end_of_class(pattern: str, position: int) -> int:
             return position + 1
         if pattern[position] == "[":
             raise PatternError("a bracket within a class must be escaped")
+        if pattern[position : position + 2] in ("--", "&&", "||", "~~"):
+            raise PatternError("what Python keeps for operations on classes is not supported")
         position = _end_of_escape(pattern, position) if pattern[position] == "\\" else position + 1
     raise PatternError("a class is not closed")
 
