@@ -11,6 +11,7 @@ import obstore
 import pytest
 import torch
 
+from app.adapters.keeping import MAX_PUT_S
 from app.api import create_admin_app
 from app.context import AppContext
 from app.settings import Settings
@@ -70,6 +71,7 @@ async def test_uploads_of_both_kinds_are_verified_from_the_bucket_and_leave_noth
     admin: httpx.AsyncClient,
     settings: Settings,
     tiny_base: BaseSpec,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     await operator.new_tenant("acme")
     await operator.new_adapter("acme", "bot")
@@ -85,10 +87,24 @@ async def test_uploads_of_both_kinds_are_verified_from_the_bucket_and_leave_noth
 
     assert (single["state"], in_parts["state"]) == ("active", "active")
     assert list((settings.data_dir / "uploads").iterdir()) == []
+
+    def lose(rows: object) -> bytes:
+        raise OSError("the bucket goes away before the index is put")
+
+    monkeypatch.setattr("lora.store_object.canonical_rows", lose)
+    half = await operator.upload("acme", "bot", adapter_files(tiny_base, seed=3))
+    assert half.status_code == 503
     await operator.done("DELETE", "/tenants/acme/adapters/bot")
     await operator.run_jobs_after()
+    assert {path.rpartition("/")[2] for path in kept(settings)} == {CONFIG_FILE, WEIGHTS_FILE}
+    await operator.run_jobs_after(MAX_PUT_S)
+    assert kept(settings) == []
+
+
+def kept(settings: Settings) -> list[str]:
+    """The objects in the bucket, but for parts."""
     found = obstore.list(open_objects(settings.adapter_store)).collect()
-    assert [meta["path"] for meta in found if not meta["path"].startswith(".uploads/")] == []
+    return [meta["path"] for meta in found if not meta["path"].startswith(".uploads/")]
 
 
 async def test_a_bucket_that_is_away_refuses_uploads_by_name(
