@@ -7,7 +7,16 @@ from typing import Annotated, Any
 
 import typer
 
-from app.cli.admin_client import PAGE_SIZE, AdminClient, Json, client_of, fail, show, show_json
+from app.cli.admin_client import (
+    PAGE_SIZE,
+    AdminClient,
+    Json,
+    client_of,
+    fail,
+    path_of,
+    show,
+    show_json,
+)
 
 COLUMNS = ("seq", "recorded_at", "actor", "action", "target", "request_id")
 VERDICT = ("tenant_id", "is_intact", "num_events", "findings")
@@ -20,7 +29,7 @@ audit = typer.Typer(name="audit", help="Read and verify the audit log.", no_args
 @audit.command("list")
 def list_(context: typer.Context, chain: Chain, as_json: Json = False) -> None:
     """List what was changed, oldest first; --json has what was before and after."""
-    rows = list(client_of(context).list_all(f"/audit/{chain}"))
+    rows = list(client_of(context).list_all(path_of("audit", chain)))
     show_json(rows) if as_json else show(rows, COLUMNS)
 
 
@@ -47,7 +56,9 @@ def verify(
     if query and chain is None:
         fail("--kept needs a chain")
     chains = [chain] if chain is not None else [head["tenant_id"] for head in _heads(client)]
-    rows = [client.call("GET", f"/audit/{each}/verification", params=query) for each in chains]
+    rows = [
+        client.call("GET", path_of("audit", each, "verification"), params=query) for each in chains
+    ]
     altered = [row for row in rows if not row["is_intact"]]
     if as_json:
         show_json(rows)

@@ -7,6 +7,7 @@ command line can do an operator's own program can do as well.
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,9 +25,21 @@ TIMEOUT_S = 30.0
 PAGE_SIZE = 100
 UNLIMITED_COLUMNS = 100_000
 
+SEGMENT = re.compile(r"[A-Za-z0-9_.:@-]+")
+
 Json = Annotated[bool, typer.Option("--json", help="Print the API's JSON instead of a table.")]
 
 IfMatch = Annotated[str | None, typer.Option(help="The etag of what you mean to change.")]
+TenantOption = Annotated[str, typer.Option("--tenant", "-t", help="The tenant's slug or id.")]
+AdapterName = Annotated[str, typer.Argument(metavar="ADAPTER", help="The adapter's name or id.")]
+VersionName = Annotated[
+    str, typer.Argument(metavar="VERSION", help="For instance v2, or a version's id.")
+]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
+Labels = Annotated[
+    list[str] | None,
+    typer.Option("--metadata", help="<name>=<value>, a label of your own; repeatable."),
+]
 
 stderr = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
 
@@ -95,6 +108,41 @@ def client_of(context: typer.Context) -> AdminClient:
     return client
 
 
+def path_of(*segments: str) -> str:
+    """A path of the API. Ends the command where a name would lead to another object's."""
+    for segment in segments:
+        if not SEGMENT.fullmatch(segment) or segment in (".", ".."):
+            fail(f"{segment!r} is no name or id")
+    return "".join(f"/{segment}" for segment in segments)
+
+
+def adapter_path(tenant: str, adapter: str, *below: str) -> str:
+    """The path of an adapter, or of what is below it."""
+    return path_of("tenants", tenant, "adapters", adapter, *below)
+
+
+def patience(wait_s: float) -> httpx.Timeout:
+    """For an answer that the server may take `wait_s` seconds for, and the usual time besides."""
+    return httpx.Timeout(TIMEOUT_S, read=TIMEOUT_S + wait_s)
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Ends the command unless somebody says yes, here or with `--yes`."""
+    if not yes:
+        typer.confirm(question, abort=True, err=True)
+
+
+def labels_of(options: Sequence[str]) -> dict[str, str]:
+    """What `--metadata a=1 --metadata b=2` says."""
+    labels = {}
+    for option in options:
+        name, equals, value = option.partition("=")
+        if not (name and equals):
+            fail(f"{option}: expected <name>=<value>")
+        labels[name] = value
+    return labels
+
+
 def meant_for(if_match: str | None) -> dict[str, str]:
     """The headers of a change that is meant for the state with this etag, or for any."""
     return {} if if_match is None else {"if-match": if_match}
@@ -122,6 +170,19 @@ def show(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
         table.add_row(*(_cell(row.get(column)) for column in columns))
     width = None if sys.stdout.isatty() else UNLIMITED_COLUMNS
     Console(width=width, soft_wrap=True, highlight=False, markup=False).print(table)
+
+
+def answer(
+    value: Mapping[str, Any] | Sequence[Mapping[str, Any]],
+    columns: Sequence[str],
+    *,
+    as_json: bool,
+) -> None:
+    """Shows an object, or a list of them: as the API's JSON, or some columns as a table."""
+    if as_json:
+        show_json(value)
+    else:
+        show([value] if isinstance(value, Mapping) else value, columns)
 
 
 def show_json(value: Any) -> None:

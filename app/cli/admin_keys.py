@@ -7,7 +7,18 @@ from typing import Annotated
 
 import typer
 
-from app.cli.admin_client import IfMatch, Json, client_of, meant_for, show, show_json, stderr
+from app.cli.admin_client import (
+    IfMatch,
+    Json,
+    Yes,
+    client_of,
+    confirm,
+    meant_for,
+    path_of,
+    show,
+    show_json,
+    stderr,
+)
 
 COLUMNS = (
     "id",
@@ -19,6 +30,7 @@ COLUMNS = (
     "disabled_at",
     "replaced_by",
 )
+SCOPES = ("inference", "adapters:write", "keys:write", "usage:read")
 DAY_S = 86400
 HOUR_S = 3600
 
@@ -32,7 +44,7 @@ def create(
     name: Annotated[str, typer.Option(help="What the key is for.")] = "default",
     scope: Annotated[
         list[str] | None,
-        typer.Option(help="inference (default), adapters:write or keys:write; repeatable."),
+        typer.Option(help=f"{', '.join(SCOPES)}; repeatable.", show_default=SCOPES[0]),
     ] = None,
     model: Annotated[
         list[str] | None,
@@ -42,27 +54,28 @@ def create(
     as_json: Json = False,
 ) -> None:
     """Make a key for a tenant. Its secret is shown this once."""
-    body: dict[str, object] = {"name": name, "scopes": scope or ["inference"]}
+    body: dict[str, object] = {"name": name, "scopes": scope or [SCOPES[0]]}
     if model:
         body["allowed_models"] = model
     if expires_in_days is not None:
         body["expires_at"] = int(time.time()) + expires_in_days * DAY_S
     _show_secret(
-        client_of(context).call("POST", f"/tenants/{tenant}/keys", json=body), as_json=as_json
+        client_of(context).call("POST", path_of("tenants", tenant, "keys"), json=body),
+        as_json=as_json,
     )
 
 
 @key.command("list")
 def list_(context: typer.Context, tenant: str, as_json: Json = False) -> None:
     """List a tenant's keys, without their secrets."""
-    rows = list(client_of(context).list_all(f"/tenants/{tenant}/keys"))
+    rows = list(client_of(context).list_all(path_of("tenants", tenant, "keys")))
     show_json(rows) if as_json else show(rows, COLUMNS)
 
 
 @key.command("show")
 def show_one(context: typer.Context, tenant: str, key_id: str, as_json: Json = False) -> None:
     """Show one key, without its secret."""
-    found = client_of(context).call("GET", f"/tenants/{tenant}/keys/{key_id}")
+    found = client_of(context).call("GET", path_of("tenants", tenant, "keys", key_id))
     show_json(found) if as_json else show([found], COLUMNS)
 
 
@@ -79,7 +92,7 @@ def rotate(
 ) -> None:
     """Replace a key by a new one that may do the same. Its secret is shown this once."""
     body = {"overlap_s": int(overlap_hours * HOUR_S)}
-    path = f"/tenants/{tenant}/keys/{key_id}/rotate"
+    path = path_of("tenants", tenant, "keys", key_id, "rotate")
     rotated = client_of(context).call("POST", path, json=body, headers=meant_for(if_match))
     _show_secret(rotated, as_json=as_json)
 
@@ -93,7 +106,7 @@ def disable(
     as_json: Json = False,
 ) -> None:
     """Refuse a key from now on."""
-    path = f"/tenants/{tenant}/keys/{key_id}/disable"
+    path = path_of("tenants", tenant, "keys", key_id, "disable")
     disabled = client_of(context).call("POST", path, headers=meant_for(if_match))
     show_json(disabled) if as_json else show([disabled], COLUMNS)
 
@@ -103,14 +116,13 @@ def delete(
     context: typer.Context,
     tenant: str,
     key_id: str,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Yes = False,
     if_match: IfMatch = None,
     as_json: Json = False,
 ) -> None:
     """Delete a key."""
-    if not yes:
-        typer.confirm(f"Delete the key {key_id} of {tenant}?", abort=True, err=True)
-    path = f"/tenants/{tenant}/keys/{key_id}"
+    confirm(f"Delete the key {key_id} of {tenant}?", yes=yes)
+    path = path_of("tenants", tenant, "keys", key_id)
     deleted = client_of(context).call("DELETE", path, headers=meant_for(if_match))
     show_json(deleted) if as_json else show([deleted], ("id", "deleted"))
 

@@ -7,14 +7,31 @@ from typing import Annotated, Any
 
 import typer
 
-from app.cli.admin_client import IfMatch, Json, client_of, fail, meant_for, show, show_json
+from app.cli.admin_client import (
+    IfMatch,
+    Json,
+    Yes,
+    adapter_path,
+    answer,
+    client_of,
+    confirm,
+    fail,
+    meant_for,
+    path_of,
+    show,
+    show_json,
+)
 
 COLUMNS = ("id", "name", "limits", "weight", "reserved_share", "allows_priority")
+DETAILS = (*COLUMNS, "etag")
 IN_FORCE = ("kind", "limit", "mode", "scope", "source")
 CHECKS = ("kind", "scope", "mode", "limit", "used", "requested", "outcome", "source")
 DRY_RUN_PREFIX = "dry_run."
 NO_LIMIT = "none"
 
+TERMS = ("weight", "reserved_share", "allows_priority")
+
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what a tenant's would be.")]
 LimitOptions = Annotated[
     list[str] | None,
     typer.Option(
@@ -25,6 +42,10 @@ LimitOptions = Annotated[
 Weight = Annotated[float | None, typer.Option(help="Its part where engines are few; 1 is usual.")]
 Priority = Annotated[
     bool | None, typer.Option("--priority/--no-priority", help="May it ask for that tier?")
+]
+ReservedShare = Annotated[
+    float | None,
+    typer.Option(min=0, max=1, help="The part of all service that it gets at least: 0 to 1."),
 ]
 Key = Annotated[str | None, typer.Option(help="Of this key of the tenant.")]
 Adapter = Annotated[str | None, typer.Option(help="Of this adapter of the tenant.")]
@@ -41,11 +62,12 @@ def create(
     name: str,
     limit: LimitOptions = None,
     weight: Weight = None,
+    reserved_share: ReservedShare = None,
     priority: Priority = None,
     as_json: Json = False,
 ) -> None:
     """Make a plan."""
-    body = {"name": name, **_terms(limit, weight, priority)}
+    body = {"name": name, **_terms(limit, weight, reserved_share, priority)}
     _show_plan(client_of(context).call("POST", "/plans", json=body), as_json=as_json)
 
 
@@ -55,14 +77,15 @@ def set_plan(
     name: str,
     limit: LimitOptions = None,
     weight: Weight = None,
+    reserved_share: ReservedShare = None,
     priority: Priority = None,
     if_match: IfMatch = None,
     as_json: Json = False,
 ) -> None:
-    """Replace all that a plan says, for its tenants at once."""
-    body = _terms(limit, weight, priority)
+    """Replace all that a plan says, for its tenants at once. What is not given is not said."""
+    body = _terms(limit, weight, reserved_share, priority)
     headers = meant_for(if_match)
-    put = client_of(context).call("PUT", f"/plans/{name}", json=body, headers=headers)
+    put = client_of(context).call("PUT", path_of("plans", name), json=body, headers=headers)
     _show_plan(put, as_json=as_json)
 
 
@@ -73,12 +96,24 @@ def list_(context: typer.Context, as_json: Json = False) -> None:
     show_json(rows) if as_json else show(rows, COLUMNS)
 
 
+@plan.command("show")
+def show_one(context: typer.Context, name: str, as_json: Json = False) -> None:
+    """Show one plan."""
+    found = client_of(context).call("GET", path_of("plans", name))
+    answer(found, DETAILS, as_json=as_json)
+
+
 @plan.command("delete")
 def delete(
-    context: typer.Context, name: str, if_match: IfMatch = None, as_json: Json = False
+    context: typer.Context,
+    name: str,
+    yes: Yes = False,
+    if_match: IfMatch = None,
+    as_json: Json = False,
 ) -> None:
     """Delete a plan that no tenant is on."""
-    deleted = client_of(context).call("DELETE", f"/plans/{name}", headers=meant_for(if_match))
+    confirm(f"Delete the plan {name}?", yes=yes)
+    deleted = client_of(context).call("DELETE", path_of("plans", name), headers=meant_for(if_match))
     show_json(deleted) if as_json else show([deleted], ("id", "deleted"))
 
 
@@ -87,13 +122,20 @@ def assign(
     context: typer.Context,
     tenant: str,
     name: Annotated[str, typer.Argument(help="A plan, or none.")],
+    dry_run: DryRun = False,
     if_match: IfMatch = None,
     as_json: Json = False,
 ) -> None:
     """Put a tenant on a plan."""
     body = {"plan": None if name == NO_LIMIT else name}
-    headers = meant_for(if_match)
-    shown = client_of(context).call("PUT", f"/tenants/{tenant}/plan", json=body, headers=headers)
+    query = {"dry_run": "1"} if dry_run else {}
+    shown = client_of(context).call(
+        "PUT",
+        path_of("tenants", tenant, "plan"),
+        params=query,
+        json=body,
+        headers=meant_for(if_match),
+    )
     show_json(shown) if as_json else show(shown["in_force"], IN_FORCE)
 
 
@@ -118,18 +160,17 @@ def set_limits(
     key: Key = None,
     adapter: Adapter = None,
     weight: Weight = None,
+    reserved_share: ReservedShare = None,
     priority: Priority = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what a tenant's would be.")
-    ] = False,
+    dry_run: DryRun = False,
     if_match: IfMatch = None,
     as_json: Json = False,
 ) -> None:
-    """Replace the limits that a tenant, a key or an adapter has of its own."""
-    body = _terms(limit, weight, priority)
+    """Replace all that a tenant, key or adapter has of its own. What is not given is not said."""
+    body = _terms(limit, weight, reserved_share, priority)
     if key is not None or adapter is not None:
-        if dry_run or weight is not None or priority is not None:
-            fail("--dry-run, --weight and --priority are of tenants")
+        if dry_run or any(body[term] is not None for term in TERMS):
+            fail("--dry-run, --weight, --reserved-share and --priority are of tenants")
         body = body["limits"]
     query = {"dry_run": "1"} if dry_run else {}
     path = _path(tenant, key, adapter)
@@ -141,7 +182,7 @@ def set_limits(
 
 def explain(context: typer.Context, request_id: str, as_json: Json = False) -> None:
     """Say why a request was admitted or refused."""
-    decision = client_of(context).call("GET", f"/explain/{request_id}")
+    decision = client_of(context).call("GET", path_of("explain", request_id))
     if as_json:
         show_json(decision)
     else:
@@ -157,14 +198,17 @@ def _path(tenant: str, key: str | None, adapter: str | None) -> str:
     if key is not None and adapter is not None:
         fail("a key's limits or an adapter's, not both")
     if key is not None:
-        return f"/tenants/{tenant}/keys/{key}/limits"
+        return path_of("tenants", tenant, "keys", key, "limits")
     if adapter is not None:
-        return f"/tenants/{tenant}/adapters/{adapter}/limits"
-    return f"/tenants/{tenant}/limits"
+        return adapter_path(tenant, adapter, "limits")
+    return path_of("tenants", tenant, "limits")
 
 
 def _terms(
-    options: Sequence[str] | None, weight: float | None, priority: bool | None
+    options: Sequence[str] | None,
+    weight: float | None,
+    reserved_share: float | None,
+    priority: bool | None,
 ) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for option in options or ():
@@ -176,4 +220,5 @@ def _terms(
             found.setdefault("dry_run", {})[name.removeprefix(DRY_RUN_PREFIX)] = value
         else:
             found[name] = value
-    return {"limits": found, "weight": weight, "allows_priority": priority}
+    given = dict(zip(TERMS, (weight, reserved_share, priority), strict=True))
+    return {"limits": found, **given}

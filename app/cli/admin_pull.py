@@ -20,8 +20,12 @@ import typer
 
 from app.cli.admin_client import (
     TIMEOUT_S,
+    AdapterName,
     AdminClient,
     Json,
+    TenantOption,
+    VersionName,
+    adapter_path,
     client_of,
     describe_error,
     fail,
@@ -35,15 +39,15 @@ COLUMNS = ("path", "bytes", "sha256")
 
 def pull(
     context: typer.Context,
-    name: str,
-    version: Annotated[str, typer.Argument(help="For instance v2, or a version's id.")],
+    name: AdapterName,
+    version: VersionName,
     folder: Annotated[Path, typer.Argument(file_okay=False, metavar="DIR")],
-    tenant: Annotated[str, typer.Option("--tenant", "-t", help="The tenant's slug or id.")],
+    tenant: TenantOption,
     as_json: Json = False,
 ) -> None:
     """Download a version's files into a folder, and check that they are what was accepted."""
     client = client_of(context)
-    told = client.call("GET", f"/tenants/{tenant}/adapters/{name}/versions/{version}/download")
+    told = client.call("GET", adapter_path(tenant, name, "versions", version, "download"))
     files = told["files"]
     _check_told(files, told["digest"])
     folder.mkdir(parents=True, exist_ok=True)

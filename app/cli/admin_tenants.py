@@ -6,7 +6,20 @@ from typing import Annotated, Any
 
 import typer
 
-from app.cli.admin_client import IfMatch, Json, client_of, fail, meant_for, show, show_json
+from app.cli.admin_client import (
+    IfMatch,
+    Json,
+    Labels,
+    Yes,
+    client_of,
+    confirm,
+    fail,
+    labels_of,
+    meant_for,
+    path_of,
+    show,
+    show_json,
+)
 
 COLUMNS = ("id", "slug", "external_id", "limits", "status")
 DETAILS = (*COLUMNS, "allowed_bases", "data_policy", "metadata", "etag")
@@ -38,6 +51,7 @@ def create(
     plan: Annotated[str | None, typer.Option(help="The plan that it is on.")] = None,
     base: Base = None,
     store_prompts_days: StoreDays = None,
+    metadata: Labels = None,
     as_json: Json = False,
 ) -> None:
     """Create a tenant."""
@@ -46,6 +60,8 @@ def create(
     body: dict[str, Any] = {"slug": slug, "external_id": external_id, "limits": limits}
     if plan is not None:
         body["plan"] = plan
+    if metadata:
+        body["metadata"] = labels_of(metadata)
     if base:
         body["allowed_bases"] = base
     if store_prompts_days is not None:
@@ -64,7 +80,7 @@ def list_(context: typer.Context, as_json: Json = False) -> None:
 @tenant.command("show")
 def show_one(context: typer.Context, tenant: str, as_json: Json = False) -> None:
     """Show one tenant."""
-    found = client_of(context).call("GET", f"/tenants/{tenant}")
+    found = client_of(context).call("GET", path_of("tenants", tenant))
     show_json(found) if as_json else show([found], DETAILS)
 
 
@@ -76,13 +92,19 @@ def change(
     base: Base = None,
     all_bases: Annotated[bool, typer.Option("--all-bases", help="Any base may be called.")] = False,
     store_prompts_days: StoreDays = None,
+    metadata: Labels = None,
+    no_metadata: Annotated[
+        bool, typer.Option("--no-metadata", help="Take all of its labels away.")
+    ] = False,
     if_match: IfMatch = None,
     as_json: Json = False,
 ) -> None:
-    """Change what is given, and leave the rest."""
+    """Change what is given, and leave the rest. Labels are one whole: give all, or none."""
     body: dict[str, Any] = {}
     if external_id is not None:
         body["external_id"] = external_id
+    if metadata or no_metadata:
+        body["metadata"] = {} if no_metadata else labels_of(metadata or ())
     if base or all_bases:
         body["allowed_bases"] = None if all_bases else base
     if store_prompts_days is not None:
@@ -90,7 +112,7 @@ def change(
     if not body:
         fail("nothing to change: see --help")
     changed = client_of(context).call(
-        "PATCH", f"/tenants/{tenant}", json=body, headers=meant_for(if_match)
+        "PATCH", path_of("tenants", tenant), json=body, headers=meant_for(if_match)
     )
     show_json(changed) if as_json else show([changed], DETAILS)
 
@@ -101,7 +123,7 @@ def suspend(
 ) -> None:
     """Refuse a tenant's new requests; those that run finish."""
     suspended = client_of(context).call(
-        "POST", f"/tenants/{tenant}/suspend", headers=meant_for(if_match)
+        "POST", path_of("tenants", tenant, "suspend"), headers=meant_for(if_match)
     )
     show_json(suspended) if as_json else show([suspended], COLUMNS)
 
@@ -112,7 +134,7 @@ def resume(
 ) -> None:
     """Take a suspended tenant's requests again."""
     resumed = client_of(context).call(
-        "POST", f"/tenants/{tenant}/resume", headers=meant_for(if_match)
+        "POST", path_of("tenants", tenant, "resume"), headers=meant_for(if_match)
     )
     show_json(resumed) if as_json else show([resumed], COLUMNS)
 
@@ -121,7 +143,7 @@ def resume(
 def delete(
     context: typer.Context,
     tenant: str,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Yes = False,
     erase: Annotated[
         bool, typer.Option("--erase", help="Do not leave running requests their adapters' bytes.")
     ] = False,
@@ -129,11 +151,10 @@ def delete(
     as_json: Json = False,
 ) -> None:
     """Delete a tenant with its keys and adapters. The ledger and the audit log stay."""
-    if not yes:
-        typer.confirm(f"Delete {tenant} with all its keys and adapters?", abort=True, err=True)
+    confirm(f"Delete {tenant} with all its keys and adapters?", yes=yes)
     query = {"erase": "true"} if erase else {}
     deleted = client_of(context).call(
-        "DELETE", f"/tenants/{tenant}", params=query, headers=meant_for(if_match)
+        "DELETE", path_of("tenants", tenant), params=query, headers=meant_for(if_match)
     )
     show_json(deleted) if as_json else show([deleted], ("id", "deleted", "erased"))
 

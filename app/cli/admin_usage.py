@@ -7,7 +7,20 @@ from typing import Annotated, Any
 
 import typer
 
-from app.cli.admin_client import Json, client_of, describe_error, fail, show, show_json
+from app.cli.admin_client import (
+    IfMatch,
+    Json,
+    Yes,
+    answer,
+    client_of,
+    confirm,
+    describe_error,
+    fail,
+    meant_for,
+    path_of,
+    show,
+    show_json,
+)
 
 DAY_S = 86400
 USAGE_COLUMNS = (
@@ -41,14 +54,20 @@ usage = typer.Typer(
 )
 price = typer.Typer(name="price", help="Keep the price book.", no_args_is_help=True)
 
-Days = Annotated[int, typer.Option(min=1, help="Up to now, so many days back.")]
-Tenant = Annotated[str | None, typer.Option(help="Of one tenant, by id or slug.  [default: all]")]
+Days = Annotated[int, typer.Option(min=1, help="So many days.")]
+Until = Annotated[
+    int | None, typer.Option(min=0, help="Up to then, in seconds since 1970.", show_default="now")
+]
+Tenant = Annotated[
+    str | None, typer.Option(help="Of one tenant, by id or slug.", show_default="all")
+]
 
 
 @usage.command("show")
 def show_usage(
     context: typer.Context,
     days: Days = 7,
+    until: Until = None,
     bucket: Annotated[str, typer.Option(help="1m, 1h or 1d.")] = "1d",
     by: Annotated[
         list[str] | None,
@@ -61,7 +80,7 @@ def show_usage(
     as_json: Json = False,
 ) -> None:
     """Show what was used, by bucket of time and group."""
-    query = _since(days, tenant) | {"bucket_width": bucket, "group_by": by or ["tenant"]}
+    query = _span(days, until, tenant) | {"bucket_width": bucket, "group_by": by or ["tenant"]}
     client = client_of(context)
     if as_csv:
         response = client.send("GET", "/usage", params={**query, "format": "csv"})
@@ -89,10 +108,18 @@ def show_usage(
 
 @usage.command("reconcile")
 def reconcile(
-    context: typer.Context, days: Days = 1, tenant: Tenant = None, as_json: Json = False
+    context: typer.Context,
+    days: Days = 1,
+    until: Until = None,
+    tenant: Tenant = None,
+    most: Annotated[
+        int | None, typer.Option("--limit", min=1, help="Show so many differences at most.")
+    ] = None,
+    as_json: Json = False,
 ) -> None:
     """Compare acceptances, ledger, roll-ups and exports; exit status 1 where they differ."""
-    found = client_of(context).call("GET", "/reconcile", params=_since(days, tenant))
+    query = _span(days, until, tenant) | ({} if most is None else {"limit": most})
+    found = client_of(context).call("GET", "/reconcile", params=query)
     if as_json:
         show_json(found)
     else:
@@ -113,17 +140,17 @@ def set_price(
     input: Annotated[str, typer.Option(help="Of a million prompt tokens.")],
     output: Annotated[str, typer.Option(help="Of a million generated tokens.")],
     cached: Annotated[
-        str | None, typer.Option(help="Of a million cached prompt tokens.  [default: input]")
+        str | None, typer.Option(help="Of a million cached prompt tokens.", show_default="input")
     ] = None,
     base_model: Annotated[
-        str | None, typer.Option(help="A base's id.  [default: the one that is served]")
+        str | None, typer.Option(help="A base's id.", show_default="the one that is served")
     ] = None,
     tenant: Annotated[
-        str | None, typer.Option(help="For one tenant alone.  [default: everybody]")
+        str | None, typer.Option(help="For one tenant alone.", show_default="everybody")
     ] = None,
     effective_at: Annotated[
         int | None,
-        typer.Option(help="Seconds since 1970, a whole hour.  [default: the one that runs]"),
+        typer.Option(help="Seconds since 1970, a whole hour.", show_default="the one that runs"),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -149,15 +176,33 @@ def list_(context: typer.Context, as_json: Json = False) -> None:
     show_json(rows) if as_json else show(rows, PRICE_COLUMNS)
 
 
+@price.command("show")
+def show_one(context: typer.Context, price_id: str, as_json: Json = False) -> None:
+    """Show one price."""
+    found = client_of(context).call("GET", path_of("prices", price_id))
+    answer(found, (*PRICE_COLUMNS, "etag"), as_json=as_json)
+
+
 @price.command("delete")
-def delete(context: typer.Context, price_id: str, as_json: Json = False) -> None:
+def delete(
+    context: typer.Context,
+    price_id: str,
+    yes: Yes = False,
+    if_match: IfMatch = None,
+    as_json: Json = False,
+) -> None:
     """Take back a price that is not in force yet."""
-    deleted = client_of(context).call("DELETE", f"/prices/{price_id}")
-    show_json(deleted) if as_json else show([deleted], ("id", "deleted"))
+    confirm(f"Take back the price {price_id}?", yes=yes)
+    path = path_of("prices", price_id)
+    deleted = client_of(context).call("DELETE", path, headers=meant_for(if_match))
+    answer(deleted, ("id", "deleted"), as_json=as_json)
 
 
-def _since(days: int, tenant: str | None) -> dict[str, Any]:
-    query: dict[str, Any] = {"start_time": int(time.time()) - days * DAY_S}
+def _span(days: int, until: int | None, tenant: str | None) -> dict[str, Any]:
+    """So many days up to `until`, which is now where it is not given."""
+    end = int(time.time()) if until is None else until
+    query: dict[str, Any] = {"start_time": max(0, end - days * DAY_S)}
+    query |= {} if until is None else {"end_time": until}
     return query if tenant is None else query | {"tenant": tenant}
 
 

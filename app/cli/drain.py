@@ -20,11 +20,13 @@ POLL_S = 0.5
 def drain(
     url: Annotated[
         str | None,
-        typer.Option(envvar="TENFOLD_ADMIN_URL", help="Admin API.  [default: 127.0.0.1:8001]"),
+        typer.Option(envvar="TENFOLD_ADMIN_URL", help="Admin API.", show_default="127.0.0.1:8001"),
     ] = None,
     key: Annotated[
         str | None,
-        typer.Option(envvar="TENFOLD_ADMIN_KEY", help="Admin key.  [default: the data folder's]"),
+        typer.Option(
+            envvar="TENFOLD_ADMIN_KEY", help="Admin key.", show_default="the data folder's"
+        ),
     ] = None,
     data_dir: Annotated[
         Path, typer.Option(help="Folder of a Tenfold on this machine, to find URL and key.")

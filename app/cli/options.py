@@ -14,18 +14,19 @@ Port = Annotated[int, typer.Option(min=1, max=65535, help="Port of the tenants' 
 AdminPort = Annotated[
     int | None,
     typer.Option(
-        min=1, max=65535, help="Port of the operators' API.  [default: the port after --port]"
+        min=1, max=65535, help="Port of the operators' API.", show_default="the port after --port"
     ),
 ]
 Threads = Annotated[
-    int | None, typer.Option(min=1, help="Threads of the engine.  [default: all cores]")
+    int | None, typer.Option(min=1, help="Threads of the engine.", show_default="all cores")
 ]
 Device = Annotated[
-    str | None, typer.Option(help="cpu, cuda or auto.  [default: auto, a GPU where there is one]")
+    str | None,
+    typer.Option(help="cpu, cuda or auto.", show_default="auto, a GPU where there is one"),
 ]
 Dtype = Annotated[
     str | None,
-    typer.Option(help="float32 or bfloat16.  [default: float32 on a CPU, bfloat16 on a GPU]"),
+    typer.Option(help="float32 or bfloat16.", show_default="float32 on a CPU, bfloat16 on a GPU"),
 ]
 BatchInvariant = Annotated[
     bool | None,

@@ -53,7 +53,23 @@ def test_operator_sets_up_a_tenant_from_the_command_line(
         assert (first["version"], first["state"]) == ("v1", "active")
         other = write_adapter(tmp_path / "other", adapter_files(tiny_base, seed=2))
         done("adapter", "push", str(other), "-t", "acme", "--name", "support-bot")
+        in_parts = ("--resumable", "--wait", "0", "--no-activate", "--license", "mit")
+        (other / "adapter_model.safetensors").write_bytes(
+            adapter_files(tiny_base, seed=3)["adapter_model.safetensors"]
+        )
+        third = done(
+            "adapter", "push", str(other), *in_parts, "-t", "acme", "--name", "support-bot"
+        )
+        assert third["version"] == "v3" and third["provenance"]["via"] == "parts"
     done("adapter", "alias", "support-bot", "prod", "v2", "-t", "acme")
+    (upload,) = done("upload", "list", "support-bot", "-t", "acme")
+    assert upload["version_id"] == third["id"]
+
+    move_and_retire(done, run)
+    validated = done("version", "validate", str(folder), "-t", "acme")
+    assert validated["digest"] == first["digest"]
+    told_of = [event["type"] for event in done("event", "list")]
+    assert told_of[0] == "tenant.created" and "rollout.cancelled" in told_of
 
     pulled = tmp_path / "pulled"
     told = done("adapter", "pull", "support-bot", "v1", str(pulled), "-t", "acme")
@@ -65,6 +81,7 @@ def test_operator_sets_up_a_tenant_from_the_command_line(
     assert [row["version"] for row in done("adapter", "versions", "support-bot", "-t", "acme")] == [
         "v1",
         "v2",
+        "v3",
     ]
     table = run("adapter", "list", "-t", "acme")
     assert "support-bot" in table.stdout and "prod=v2" in table.stdout
@@ -76,19 +93,54 @@ def test_operator_sets_up_a_tenant_from_the_command_line(
     assert done("tenant", "list") == []
 
 
+def move_and_retire(done: Callable[..., Any], run: Command) -> None:
+    """prod means v2 and v1 is active, before and after."""
+    prod = ("support-bot", "prod", "-t", "acme")
+    etag = done("alias", "show", *prod)["etag"]
+    shared = done(
+        "alias", "set", *prod, "v1=90", "v2=10", "--sticky-by", "user", "--if-match", etag
+    )
+    assert [each["weight"] for each in shared["targets"]] == [90, 10]
+    assert "v1=90, v2=10" in run("alias", "list", "support-bot", "-t", "acme").stdout
+    assert "412 etag_mismatch" in run("alias", "rollback", *prod, "--if-match", etag).stderr
+    assert done("alias", "rollback", *prod)["version"] == "v2"
+    assert [len(each["targets"]) for each in done("alias", "history", *prod)] == [1, 2, 1, 1]
+
+    step = ("--ladder", "10,100", "--gate", "error_rate:max=0.5,min_samples=20")
+    begun = done("rollout", "create", "support-bot", "prod", "v1", *step, "-t", "acme")
+    rollout = ("support-bot", begun["id"], "-t", "acme")
+    assert done("rollout", "preview", *rollout)["next"] == "wait"
+    assert done("rollout", "pause", *rollout)["state"] == "paused"
+    assert done("rollout", "cancel", *rollout)["share"] == 0
+
+    first_one = ("support-bot", "v1", "-t", "acme")
+    late = ("--date", "2099-01-31")
+    assert done("version", "deprecate", *first_one, *late)["shutdown_date"] == "2099-01-31"
+    assert done("version", "archive", *first_one)["state"] == "archived"
+    assert "409 version_state_conflict" in run("version", "deprecate", *first_one).stderr
+    assert done("version", "restore", *first_one)["state"] == "active"
+    in_use = run("version", "delete", "support-bot", "v2", "-t", "acme", "--yes")
+    assert "409 alias_in_use" in in_use.stderr
+    assert done("version", "residency", *first_one)["num_engines"] == 0
+
+
 def test_operator_changes_a_tenant_rotates_a_key_and_verifies_the_log(run: Command) -> None:
     def done(*arguments: str) -> Any:
         result = run(*arguments, "--json")
         assert result.exit_code == 0, result.output
         return json.loads(result.stdout)
 
-    etag = done("tenant", "create", "acme", "--store-prompts-days", "30")["etag"]
+    labels = ("--metadata", "team=support", "--metadata", "tier=1")
+    etag = done("tenant", "create", "acme", "--store-prompts-days", "30", *labels)["etag"]
     changed = done("tenant", "set", "acme", "--external-id", "crm-1", "--if-match", etag)
     assert changed["external_id"] == "crm-1" and changed["data_policy"]["retention_days"] == 30
     assert (
         "412 etag_mismatch"
         in run("tenant", "set", "acme", "--all-bases", "--if-match", etag).stderr
     )
+    assert changed["metadata"] == {"team": "support", "tier": "1"}
+    assert done("tenant", "set", "acme", "--metadata", "tier=2")["metadata"] == {"tier": "2"}
+    assert done("tenant", "set", "acme", "--no-metadata")["metadata"] == {}
     assert done("tenant", "suspend", "acme")["status"] == "suspended"
     assert done("tenant", "resume", "acme") == done("tenant", "show", "acme")
 

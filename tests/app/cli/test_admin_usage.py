@@ -25,7 +25,8 @@ async def test_an_operator_sees_usage_prices_it_and_reconciles(
     await ledger.serve(new_request("req_a"), 10)
     price = json.loads(done("price", "set", "usd", "--input", "0.5", "--output", "2", "--json"))
     assert price["id"] in done("price", "list")
-    done("price", "delete", price["id"], exit_code=1)  # it is in force
+    assert json.loads(done("price", "show", price["id"], "--json")) == price
+    done("price", "delete", price["id"], "--yes", exit_code=1)  # it is in force
 
     table = done("usage", "show", "--days", "1", "--bucket", "1h", "--by", "key")
     assert "key_a" in table and "output_tokens" in table
