@@ -136,13 +136,11 @@ async def _close(session: AsyncSession) -> None:
 
 def is_refused(error: exc.DBAPIError) -> bool:
     """Whether what was to be written is at fault, so that it would never be taken."""
-    return _state(error).startswith(_REFUSED_STATES) or _is_unsendable(error)
+    return _state(error).startswith(_REFUSED_STATES)
 
 
 def _is_lost(error: exc.DBAPIError) -> bool:
     """Whether Postgres went away, or takes nothing now, rather than refused a statement."""
-    if _is_unsendable(error):
-        return False
     return (
         error.connection_invalidated
         or isinstance(error, exc.OperationalError | exc.InterfaceError)
@@ -153,12 +151,6 @@ def _is_lost(error: exc.DBAPIError) -> bool:
 def _state(error: exc.DBAPIError) -> str:
     """Its SQLSTATE; '' where Postgres has not spoken."""
     return getattr(error.orig, "sqlstate", None) or ""
-
-
-def _is_unsendable(error: exc.DBAPIError) -> bool:
-    """Whether the driver has no form for a value, as for a number beyond its column's type."""
-    cause = _cause(error)
-    return isinstance(cause, asyncpg.InterfaceError) and isinstance(cause, ValueError)
 
 
 def _cause(error: exc.DBAPIError) -> BaseException:

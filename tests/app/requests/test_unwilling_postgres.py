@@ -156,8 +156,12 @@ async def test_a_postgres_that_vanishes_without_a_word_holds_the_ledger_up_for_s
     await consume(consumer)
     relay.strand()
     await say(queue, make_record("req_b"))
-    with pytest.raises(UnavailableError):
-        await asyncio.wait_for(consumer.run_once(), NOTICED_S)
+    consuming = asyncio.create_task(consumer.run_once())
+    await asyncio.wait((consuming,), timeout=NOTICED_S)
+    relay.cut()  # where it was held up
+    relay.restore()
+    with pytest.raises(UnavailableError, match="Timeout"):
+        await consuming
     await consume(consumer)
     assert await ids(rows) == ["req_a", "req_b"]
     await registry.close()
@@ -197,7 +201,9 @@ async def test_a_worker_that_vanishes_amid_a_transaction_gives_the_ledger_back(
     async with vanishing.session() as session:
         await LedgerRepository(session).open()
         relay.strand()
-        await asyncio.wait_for(consume(consumer), NOTICED_S)
-        assert len(await rows.events()) == 1
-        relay.cut()
+        try:
+            await asyncio.wait_for(consume(consumer), NOTICED_S)
+        finally:
+            relay.cut()
+    assert len(await rows.events()) == 1
     await vanishing.close()
