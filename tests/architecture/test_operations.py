@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 TABLE = ROOT / "docs" / "operations.md"
 FAULTS = ROOT / "tests" / "faults"
-TESTS = ("test_dependencies.py", "test_store_outages.py")
+TESTS = ("test_dependencies.py", "test_unwilling_postgres.py", "test_store_outages.py")
 ROW = re.compile(r"^\|.*\| `(test_\w+)` \|$", re.MULTILINE)
 
 

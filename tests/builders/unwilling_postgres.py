@@ -1,9 +1,11 @@
-"""Has Postgres answer, and say no: to what is written, or to whoever connects.
+"""Has Postgres say no, to what is written or to whoever connects, or answer nobody about a table.
 
 Knows nothing of who asks. Invariant: whose role owns the database is never refused.
 """
 
 from __future__ import annotations
+
+from contextlib import AsyncExitStack
 
 from sqlalchemy import text
 
@@ -19,6 +21,7 @@ class UnwillingPostgres:
     def __init__(self, owner: Database) -> None:
         self._owner = owner
         self._name = owner.engine.url.database
+        self._locking = AsyncExitStack()
 
     async def refuse(self, state: str) -> None:
         """Whatever writes a request or what it used fails with this SQLSTATE."""
@@ -51,6 +54,24 @@ class UnwillingPostgres:
 
     async def take_connections(self) -> None:
         await self._run(f"ALTER DATABASE {self._name} CONNECTION LIMIT -1")
+
+    async def time_out_after(self, seconds: float) -> None:
+        """A statement may take that long, and no longer."""
+        limit_ms = int(1000 * seconds)
+        await self._run(f"ALTER DATABASE {self._name} SET statement_timeout = {limit_ms}")
+        await self._hang_up()
+
+    async def time_out_never(self) -> None:
+        await self._run(f"ALTER DATABASE {self._name} RESET statement_timeout")
+        await self._hang_up()
+
+    async def lock(self, table: str) -> None:
+        """Nobody reads or writes the table, until `unlock`. Takes a connection of the owner's."""
+        session = await self._locking.enter_async_context(self._owner.session())
+        await session.execute(text(f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE"))
+
+    async def unlock(self) -> None:
+        await self._locking.aclose()
 
     async def _hang_up(self) -> None:
         await self._run(

@@ -1,7 +1,8 @@
-"""One API process and one engine, on links to Redis and Postgres that fail when they are told to.
+"""An API process, an engine and the ledger's worker, on links to Redis and Postgres that fail when
+they are told to.
 
 Knows nothing of faults. Invariant: what `through` lets pass has lost nothing: the stream that ran
-is whole, and every request that was accepted has ended.
+is whole, and every request that was accepted has ended, and is in the ledger once.
 """
 
 from __future__ import annotations
@@ -22,14 +23,13 @@ from app.adapters.jobs import JobRunner
 from app.api import create_admin_app, create_app
 from app.context import AppContext, open_context
 from app.db import Database
-from app.requests.consumer import UsageConsumer
+from app.requests.jobs import LedgerJobs
 from app.settings import Settings
+from app.worker import LEDGER_TIMEOUT_S
 from engine.collector import freeze_startup
-from engine.transport.connection import open_async_redis
 from tests.app.requests.conftest import Rows
 from tests.builders.operator import Operator, Tenant
 from tests.builders.own_time import own_time_s
-from tests.builders.queue_secret import QUEUE_SECRET
 from tests.builders.relay import Relay
 from tests.builders.server import serving
 from tests.builders.stub_engine import StubEngine
@@ -96,7 +96,7 @@ class Site:
     redis_link: Relay
     postgres_link: Relay
     owner: Database
-    consumer: UsageConsumer
+    ledger: LedgerJobs
 
     async def ask(self, max_tokens: int = 4, **fields: Any) -> httpx.Response:
         body = {"model": MODEL_ID, "prompt": "abcdefgh", "max_tokens": max_tokens}
@@ -134,6 +134,7 @@ class Site:
         assert streamed.text.endswith("data: [DONE]\n\n"), streamed.text[-300:]
         assert f'"completion_tokens":{NUM_TOKENS}' in streamed.text
         await eventually(self._all_ended, timeout_s=20)
+        await self._check_ledger()
         assert self.context.admission.num_held == self.context.queue.num_in_flight == 0
         return outage
 
@@ -148,8 +149,14 @@ class Site:
         return seconds, own_s
 
     async def _all_ended(self) -> bool:
-        await self.consumer.run_once()
         return {row["state"] for row in await Rows(self.owner).requests()} == {"ended"}
+
+    async def _check_ledger(self) -> None:
+        rows = Rows(self.owner)
+        finals = {row["request_id"]: row for row in await rows.finals()}
+        assert set(finals) == {row["request_id"] for row in await rows.requests()}
+        assert NUM_TOKENS in {row["num_generated_tokens"] for row in finals.values()}
+        assert not any(self.ledger.num_refused.values()), "what was used is not on the bill"
 
 
 async def _do(act: Act) -> None:
@@ -162,18 +169,15 @@ async def _do(act: Act) -> None:
 async def open_site(
     settings: Settings,
     owner_url: str,
-    direct_redis_url: str,
     redis_link: Relay,
     postgres_link: Relay,
 ) -> AsyncIterator[Site]:
     """`settings` lead over the links; the tests' own looks do not."""
     async with AsyncExitStack() as stack:
         context = await stack.enter_async_context(open_context(settings))
+        ledger = await stack.enter_async_context(_keeping_the_ledger(settings))
         owner = Database(owner_url, pool_size=2)
         stack.push_async_callback(owner.close)
-        redis = await stack.enter_async_context(
-            open_async_redis(direct_redis_url, max_connections=2)
-        )
         transport = httpx.ASGITransport(create_admin_app(context))
         admin = await stack.enter_async_context(
             httpx.AsyncClient(transport=transport, base_url="http://tenfold.test")
@@ -195,8 +199,23 @@ async def open_site(
             redis_link=redis_link,
             postgres_link=postgres_link,
             owner=owner,
-            consumer=UsageConsumer(owner, redis, secret=QUEUE_SECRET),
+            ledger=ledger,
         )
+
+
+@asynccontextmanager
+async def _keeping_the_ledger(settings: Settings) -> AsyncIterator[LedgerJobs]:
+    """As a worker does, through whatever happens; it must not end by it."""
+    registry = Database(settings.database_url, pool_size=1, statement_timeout_s=LEDGER_TIMEOUT_S)
+    ledger, stopping = LedgerJobs(registry, settings), asyncio.Event()
+    keeping = asyncio.create_task(ledger.run(stopping))
+    try:
+        yield ledger
+    finally:
+        stopping.set()
+        await keeping
+        await ledger.close()
+        await registry.close()
 
 
 @asynccontextmanager

@@ -1,7 +1,7 @@
 """What becomes of new work, of running streams and of readiness when Redis or Postgres is down.
 
-Each test is a row of the table in docs/operations.md, and is named there; those of the adapter
-store are in `test_store_outages.py`.
+Each test is a row of the table in docs/operations.md, and is named there; those of a Postgres that
+is there are in `test_unwilling_postgres.py`, those of the adapter store in `test_store_outages.py`.
 """
 
 from __future__ import annotations
@@ -30,17 +30,6 @@ from tests.fixtures.servers import TestDatabase
 
 PRODUCTION = {"dependency_timeout_s": 0.2, "failover_timeout_s": 60.0, "api_id": "api-of-the-site"}
 SLOW_S = 0.15  # there, and again back
-DISK_FULL = """
-CREATE FUNCTION disk_is_full() RETURNS trigger LANGUAGE plpgsql AS $$
-BEGIN
-    RAISE EXCEPTION 'could not extend file' USING ERRCODE = '53100';
-END $$;
-CREATE TRIGGER disk_is_full BEFORE INSERT OR UPDATE ON requests
-    FOR EACH STATEMENT EXECUTE FUNCTION disk_is_full();
-CREATE TRIGGER disk_is_full BEFORE INSERT OR UPDATE ON request_events
-    FOR EACH STATEMENT EXECUTE FUNCTION disk_is_full();
-"""
-DISK_HAS_ROOM = "DROP FUNCTION disk_is_full() CASCADE"
 
 
 @pytest.fixture(scope="module")
@@ -83,9 +72,7 @@ async def site(
         production = settings.model_copy(update=PRODUCTION | urls)
         async with (
             stub_engine(redis_url),
-            open_site(
-                production, database.owner_url, own_valkey.url, redis_relay, postgres_relay
-            ) as opened,
+            open_site(production, database.owner_url, redis_relay, postgres_relay) as opened,
         ):
             yield opened
 
@@ -123,7 +110,7 @@ async def test_control_a_process_that_waits_longer_than_it_may_is_seen(
     patient = settings.model_copy(update=PRODUCTION | patience)
     async with (
         stub_engine(redis_url),
-        open_site(patient, database.owner_url, own_valkey.url, link, link) as site,
+        open_site(patient, database.owner_url, link, link) as site,
     ):
         await eventually(site.is_served)
         link.silence()
@@ -179,6 +166,25 @@ async def test_redis_came_back_empty(
     assert outage.readiness_checks == (503, "ok", "unreachable")
 
 
+async def test_redis_hangs(site: Site, own_valkey: ValkeyServer, record_property: Recorder) -> None:
+    def tell_it(number: signal.Signals) -> None:
+        assert own_valkey.child is not None
+        os.kill(own_valkey.child.pid, number)
+
+    outage = await site.through(lambda: tell_it(signal.SIGSTOP), lambda: tell_it(signal.SIGCONT))
+    tell(record_property, outage.summary("Redis hangs"))
+    assert outage.readiness_checks == (503, "ok", "unreachable")
+
+
+async def test_redis_forgot_its_scripts(
+    site: Site, server: redis.Redis, record_property: Recorder
+) -> None:
+    """As after a restart with its data, or at a replica that took over."""
+    outage = await site.through(lambda: server.script_flush(), lambda: None, is_refused=False)
+    tell(record_property, outage.summary("Redis forgot its scripts"))
+    assert outage.readiness_checks == (200, "ok", "ok")
+
+
 async def test_postgres_is_down(site: Site, record_property: Recorder) -> None:
     link = site.postgres_link
     outage = await site.through(link.cut, link.restore)
@@ -191,6 +197,13 @@ async def test_postgres_is_blackholed(site: Site, record_property: Recorder) -> 
     outage = await site.through(link.silence, link.restore)
     tell(record_property, outage.summary("Postgres is blackholed"))
     assert outage.readiness_checks == (200, "snapshot", "ok")
+
+
+async def test_postgres_is_slow(site: Site, record_property: Recorder) -> None:
+    link = site.postgres_link
+    outage = await site.through(lambda: link.slow_down(SLOW_S), link.restore)
+    tell(record_property, outage.summary("Postgres is slow"))
+    assert outage.readiness is not None and outage.readiness.status_code == 200
 
 
 async def test_postgres_restarts(
@@ -223,9 +236,7 @@ async def test_postgres_restarts(
             production = settings.model_copy(update=PRODUCTION | urls)
             async with (
                 stub_engine(redis_url),
-                open_site(
-                    production, owner_url, own_valkey.url, redis_relay, postgres_relay
-                ) as site,
+                open_site(production, owner_url, redis_relay, postgres_relay) as site,
             ):
                 outage = await site.through(kill, lambda: asyncio.to_thread(start))
     finally:
@@ -248,17 +259,3 @@ async def test_the_pool_of_connections_to_postgres_is_exhausted(
     tell(record_property, outage.summary("The pool is exhausted"))
     assert outage.readiness_checks == (200, "snapshot", "ok")
     assert outage.models is not None and outage.models.status_code == 503
-
-
-async def test_the_disk_of_postgres_is_full(site: Site, record_property: Recorder) -> None:
-    async def run(statements: str) -> None:
-        async with site.owner.session() as session:
-            connection = await session.connection()
-            raw = await connection.get_raw_connection()
-            assert raw.driver_connection is not None
-            await raw.driver_connection.execute(statements)  # several at once
-            await session.commit()
-
-    outage = await site.through(lambda: run(DISK_FULL), lambda: run(DISK_HAS_ROOM))
-    tell(record_property, outage.summary("The disk of Postgres is full"))
-    assert outage.readiness_checks == (200, "ok", "ok")
