@@ -116,8 +116,8 @@ async def begin(operator: Operator, put: Put, files: Files) -> asyncio.Task[http
     return uploading
 
 
-async def test_half_an_adapter_that_a_store_has_taken_goes(
-    operator: Operator, acme: Tenant, files: Files, put: Put, settings: Settings
+async def test_bytes_go_that_a_store_or_a_registry_was_lost_over(
+    operator: Operator, acme: Tenant, files: Files, put: Put, owner: Database, settings: Settings
 ) -> None:
     put.is_half = True
     assert code(await operator.upload("acme", "bot", files)) == (503, "dependency_unavailable")
@@ -127,6 +127,13 @@ async def test_half_an_adapter_that_a_store_has_taken_goes(
     assert stored(settings) == []
 
     put.is_half = False
+    uploading = await begin(operator, put, files)
+    await run(owner, END_CONNECTIONS)
+    put.may_end.set()
+    assert code(await uploading) == (503, "dependency_unavailable")
+    assert len(stored(settings)) == 2
+    await operator.run_jobs_after(MAX_PUT_S)
+    assert stored(settings) == []
     assert (await operator.push("acme", "bot", files))["state"] == "active"
 
 
@@ -183,16 +190,37 @@ async def test_bytes_whose_version_was_not_committed_go_but_for_what_has_one_or_
     assert set(stored(settings)) == kept
 
 
-async def test_bytes_go_of_an_upload_whose_registry_was_lost_when_they_were_put(
-    operator: Operator, acme: Tenant, files: Files, put: Put, owner: Database, settings: Settings
+@pytest.mark.parametrize("is_lost", [False, True])
+async def test_bytes_that_are_erased_while_they_are_sent_again_stay_for_the_new_version_alone(
+    operator: Operator,
+    acme: Tenant,
+    files: Files,
+    put: Put,
+    jobs: JobRunner,
+    owner: Database,
+    settings: Settings,
+    is_lost: bool,
 ) -> None:
+    await operator.push("acme", "bot", files)
     uploading = await begin(operator, put, files)
-    await run(owner, END_CONNECTIONS)
+    query = {"erase": True, "force": True, "aliases": "remove"}
+    await operator.done("DELETE", f"{BOT}/versions/v1", params=query)
+    if is_lost:
+        await run(owner, END_CONNECTIONS)
+    working = asyncio.create_task(jobs.run_next())
     put.may_end.set()
-    assert code(await uploading) == (503, "dependency_unavailable")
-    assert len(stored(settings)) == 2
-    await operator.run_jobs_after(MAX_PUT_S)
-    assert stored(settings) == []
+    sent = await uploading
+    assert await working
+    await operator.run_jobs()
+
+    assert (await operator.done("GET", f"{BOT}/versions/v1"))["state"] == "deleted"
+    if is_lost:
+        assert sent.status_code == 503 and stored(settings) == []
+        await operator.run_jobs_after(MAX_PUT_S)
+        assert stored(settings) == []
+    else:
+        assert sent.json()["version"] == "v2" and len(stored(settings)) == 2
+        assert (await operator.done("GET", f"{BOT}/versions/v2"))["state"] == "active"
 
 
 async def test_a_guard_that_comes_due_too_early_removes_nothing_of_what_succeeds(
