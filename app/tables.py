@@ -116,6 +116,7 @@ class ApiKey(Table):
     created_by: Mapped[str | None]
     # Of the API, for requests that name none (`app.api_version`).
     api_version: Mapped[str] = mapped_column(server_default="2026-11-30")
+    labels: Mapped[dict[str, Any]] = mapped_column("metadata", server_default=text("'{}'::jsonb"))
 
 
 class Adapter(Table):

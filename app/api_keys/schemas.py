@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field
 
 from app.auth import Scope
-from app.bodies import Body, Line, Timestamp
+from app.bodies import Body, Labels, Line, Timestamp
 from app.etags import Tagged
 from app.tables import ApiKey
 
@@ -22,13 +22,14 @@ class KeyCreate(Body):
     """`expires_at` is in seconds since 1970; without it the key does not expire.
 
     `allowed_models`: names of adapters, and ids of bases, that the key may call; null is all that
-    its tenant may.
+    its tenant may. `metadata` is for its maker's own systems; a rotated key has it too.
     """
 
     name: Line = "default"
     scopes: list[Scope] = Field(default=["inference"], min_length=1, max_length=8)
     expires_at: Annotated[int, Field(ge=0, le=MAX_TIMESTAMP)] | None = None
     allowed_models: Annotated[list[Line], Field(max_length=MAX_MODELS)] | None = None
+    metadata: Labels = Field(default_factory=dict)
 
 
 class KeyRotate(Body):
@@ -56,6 +57,7 @@ class KeyView(Tagged):
     disabled_at: Timestamp | None
     replaced_by: str | None
     api_version: str
+    metadata: dict[str, str]
 
     @classmethod
     def of(cls, key: ApiKey) -> Self:
@@ -88,4 +90,5 @@ def _fields(key: ApiKey) -> dict[str, object]:
         "disabled_at": key.disabled_at,
         "replaced_by": key.replaced_by,
         "api_version": key.api_version,
+        "metadata": key.labels,
     }

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -41,6 +42,15 @@ class Asking:
     now: datetime
 
 
+@dataclass(frozen=True, slots=True)
+class _About:
+    """What has no bearing on what a key may do. `api_version`: of the programs that have it."""
+
+    name: str
+    labels: dict[str, Any]
+    api_version: str = NEWEST
+
+
 async def create_key(asking: Asking, body: KeyCreate, *, pepper: str) -> tuple[ApiKey, str]:
     """The new key and its secret.
 
@@ -58,7 +68,8 @@ async def create_key(asking: Asking, body: KeyCreate, *, pepper: str) -> tuple[A
         maker = check_works(await keys.lock(grantor.key_id), asking.now)
         grantor = replace(grantor, expires_at=maker.expires_at)  # sooner, once it is rotated
     check_grant(grant, grantor)
-    key, secret = await _add(asking, body.name, grant, pepper, limited_as=maker)
+    about = _About(body.name, body.metadata)
+    key, secret = await _add(asking, about, grant, pepper, limited_as=maker)
     await _record(asking, "key.created", None, key)
     return key, secret
 
@@ -92,9 +103,8 @@ async def rotate_key(
     before = KeyView.of(old)
     grant = Grant(old.scopes, old.allowed_models, old.expires_at)
     check_grant(grant, asking.grantor)
-    new, secret = await _add(
-        asking, old.name, grant, pepper, limited_as=old, api_version=old.api_version
-    )
+    about = _About(old.name, old.labels, old.api_version)
+    new, secret = await _add(asking, about, grant, pepper, limited_as=old)
     ends_at = asking.now + timedelta(seconds=overlap_s)
     old.replaced_by = new.id
     old.expires_at = ends_at if old.expires_at is None else min(old.expires_at, ends_at)
@@ -127,24 +137,19 @@ async def delete_key(asking: Asking, key_id: str, *, if_match: str | None = None
 
 
 async def _add(
-    asking: Asking,
-    name: str,
-    grant: Grant,
-    pepper: str,
-    *,
-    limited_as: ApiKey | None,
-    api_version: str = NEWEST,
+    asking: Asking, about: _About, grant: Grant, pepper: str, *, limited_as: ApiKey | None
 ) -> tuple[ApiKey, str]:
     """The new key and its secret.
 
     `limited_as` is a key that it shares limits and counters with: neither a new key nor a rotated
-    one is a fresh start. `api_version`: a rotated one's programs are those of the one before.
+    one is a fresh start.
     """
     secret = new_secret()
     key = ApiKey(
         id=new_id("key"),
         tenant_id=asking.tenant_id,
-        name=name,
+        name=about.name,
+        labels=about.labels,
         key_hash=hash_key(pepper, secret),
         last4=secret[-4:],
         scopes=list(grant.scopes),
@@ -153,7 +158,7 @@ async def _add(
         created_by=asking.trail.actor,
         expires_at=grant.expires_at,
         limits={} if limited_as is None else limited_as.limits,
-        api_version=api_version,
+        api_version=about.api_version,
         counted_as=None if limited_as is None else limited_as.counted_as or limited_as.id,
     )
     await ApiKeyRepository(asking.session, asking.tenant_id).add(key)

@@ -34,7 +34,12 @@ async def test_both_keys_work_in_the_overlap_and_only_the_new_one_after_it(
 async def test_the_new_key_may_do_what_the_old_one_might(operator: Operator, clock: Clock) -> None:
     await operator.new_tenant("acme")
     end = int(clock.now().timestamp()) + 10 * HOUR_S
-    wanted = {"scopes": ["inference"], "allowed_models": ["bot"], "expires_at": end}
+    wanted = {
+        "scopes": ["inference"],
+        "allowed_models": ["bot"],
+        "expires_at": end,
+        "metadata": {"team": "support"},
+    }
     old = await operator.new_key("acme", **wanted, name="ci")
     new = await operator.done("POST", f"/tenants/acme/keys/{old['id']}/rotate")
 
