@@ -10,9 +10,11 @@ import typer
 from app.cli.admin_client import (
     IfMatch,
     Json,
+    Labels,
     Yes,
     client_of,
     confirm,
+    labels_of,
     meant_for,
     path_of,
     show,
@@ -50,13 +52,18 @@ def create(
         list[str] | None,
         typer.Option(help="An adapter's name, or a base's id, that it may call; repeatable."),
     ] = None,
-    expires_in_days: Annotated[int | None, typer.Option(min=1)] = None,
+    expires_in_days: Annotated[
+        int | None, typer.Option(min=1, help="When it ends by itself.", show_default="never")
+    ] = None,
+    metadata: Labels = None,
     as_json: Json = False,
 ) -> None:
     """Make a key for a tenant. Its secret is shown this once."""
     body: dict[str, object] = {"name": name, "scopes": scope or [SCOPES[0]]}
     if model:
         body["allowed_models"] = model
+    if metadata:
+        body["metadata"] = labels_of(metadata)
     if expires_in_days is not None:
         body["expires_at"] = int(time.time()) + expires_in_days * DAY_S
     _show_secret(

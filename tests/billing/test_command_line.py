@@ -37,6 +37,7 @@ tenant suspend acme --if-match e
 tenant resume acme --if-match e
 tenant delete acme --yes --erase --if-match e
 key create acme --name ci --scope inference --scope usage:read --model bot --expires-in-days 7
+    --metadata team=support
 key list acme
 key show acme key_1
 key rotate acme key_1 --overlap-hours 1 --if-match e
