@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-import threading
 from datetime import timedelta
 from pathlib import Path
-from typing import IO, Any
 
 import httpx
 import pytest
@@ -56,53 +54,6 @@ async def test_parts_in_any_order_make_the_version_that_a_single_upload_makes(
     single = await operator.push("globex", "bot", files)
     assert version["state"] == "active" and version["digest"] == single["digest"]
     assert (await sender.get(upload))["version_id"] == version["id"]
-
-
-class Noted:
-    """A file; `threads` are those that opened and closed it."""
-
-    def __init__(self, file: IO[bytes], threads: list[int]) -> None:
-        self._file = file
-        self._threads = threads
-        threads.append(threading.get_ident())
-
-    def write(self, data: bytes) -> int:
-        return self._file.write(data)
-
-    def close(self) -> None:
-        self._threads.append(threading.get_ident())
-        self._file.close()
-
-
-async def test_no_uploads_file_is_opened_or_closed_on_the_event_loop(
-    sender: PartSender,
-    admin: httpx.AsyncClient,
-    files: dict[str, bytes],
-    acme: Tenant,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    threads: list[int] = []
-    open_file = Path.open
-
-    def noted(path: Path, mode: str = "r", *args: Any, **options: Any) -> Any:
-        opened = open_file(path, mode, *args, **options)
-        is_upload = "uploads" in path.parts and mode == "xb"
-        return Noted(opened, threads) if is_upload else opened
-
-    monkeypatch.setattr(Path, "open", noted)
-    (part, content), *_ = sender.parts(await sender.begin(files), files)
-    assert (await sender.put(part, content)).status_code == 200
-    unfinished = f'--line\r\nContent-Disposition: form-data; name="{CONFIG}"\r\n\r\n{{'
-    headers = {**OPERATOR, "content-type": "multipart/form-data; boundary=line"}
-    path = "/admin/v1/tenants/acme/adapters/bot/versions"
-    response = await admin.post(path, content=unfinished.encode(), headers=headers)
-    assert code(response) == (400, "length_mismatch")
-    assert len(threads) == 4 and threading.get_ident() not in threads
-
-    (tmp_path / "uploads").mkdir()
-    (tmp_path / "uploads" / "control").open("xb").close()
-    assert threads[4:] == [threading.get_ident()] * 2
 
 
 async def test_completing_waits_for_the_check_where_it_is_asked_to(
