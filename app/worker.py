@@ -51,7 +51,7 @@ from lora.store_open import open_parts, open_store
 log = structlog.get_logger()
 
 POLL_INTERVAL_S = 2.0
-STATEMENT_TIMEOUT_S = 600.0
+STATEMENT_TIMEOUT_S = 300.0
 """Longer than any statement takes: from then on a Postgres that says nothing is gone."""
 LEDGER_TIMEOUT_S = 10.0
 """The same for the ledger, whose statements are short, and for which everybody waits."""
