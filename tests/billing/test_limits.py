@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import signal
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -29,7 +30,7 @@ from tests.billing.conftest import BILLING
 from tests.builders.operator import ADMIN_KEY, OPERATOR
 from tests.builders.queue_secret import QUEUE_SECRET
 from tests.builders.tiny_base import MODEL_ID
-from tests.builders.waiting import eventually
+from tests.builders.waiting import eventually, until
 from tests.faults.campaign import amount
 from tests.faults.stack import Stack
 from tests.fixtures.servers import TestDatabase, new_database
@@ -104,6 +105,9 @@ class Shop:
             int(self.redis.hget(f"{keys.PREFIX}{what}:{subject}", month) or 0)
             for what in ("spent", "reserved")
         )
+
+    def num_queued(self) -> int:
+        return int(self.redis.zcard(keys.queue(self.tenant_id)))
 
     async def in_the_ledger(self) -> int:
         """Tokens that were used, and those that open requests may still use, by Postgres."""
@@ -245,3 +249,34 @@ async def test_of_twenty_at_once_a_budget_of_five_admits_five_on_two_processes(
         assert error["reset_at"]
         await shop.limit(tokens_per_month=None)  # the control: it was the budget
         assert (await shop.ask(1, prompt, SHORT)).status_code == 200
+
+
+@pytest.mark.timeout(120)
+async def test_of_twenty_at_once_a_queue_of_five_takes_five_on_two_processes(
+    stack: Stack, database_of_limits: TestDatabase, record_property: Any
+) -> None:
+    """While no engine takes anything: the twenty come before the first of them is in the queue."""
+    async with opened(stack, database_of_limits) as shop:
+        prompt = await shop.find_prompt(SHORT, random.Random(SEED + 2))
+        await eventually(shop.is_quiet, timeout_s=30)
+        engine = stack.engines[0].process
+        engine.send_signal(signal.SIGSTOP)
+        try:
+            heartbeat = keys.engine(stack.engines[0].engine_id)
+            await until(lambda: not shop.redis.exists(heartbeat), timeout_s=10)
+            await shop.limit(queue_depth=5)
+            asked = [asyncio.create_task(shop.ask(i, prompt, SHORT)) for i in range(20)]
+            await until(lambda: sum(each.done() for each in asked) >= 15, timeout_s=30)
+            await until(lambda: shop.num_queued() == 5)
+            refused = [each.result() for each in asked if each.done()]
+            assert {each.json()["error"]["code"] for each in refused} == {"queue_full"}
+            await shop.limit(queue_depth=None)  # the control: it was the queue's depth
+            more = [asyncio.create_task(shop.ask(i, prompt, SHORT)) for i in range(20)]
+            await until(lambda: shop.num_queued() == 25, timeout_s=30)
+        finally:
+            engine.send_signal(signal.SIGCONT)
+        statuses = statuses_of(await asyncio.gather(*asked))
+        over = max(0, statuses.get(200, 0) - 5)
+        record_property(BILLING, json.dumps({"admitted over limit": over}))
+        assert statuses == {200: 5, 429: 15}
+        assert statuses_of(await asyncio.gather(*more)) == {200: 20}

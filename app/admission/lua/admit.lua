@@ -102,13 +102,34 @@ end
 -- more than LONGEST_WAIT_MS, since a queue may empty at any time.
 local LONGEST_WAIT_MS = 60000
 
+-- Whether an engine that lives has found nothing in the queue, and nothing has come since: it takes
+-- what comes as it comes.
+local function is_engine_idle()
+  if redis.call('EXISTS', key('num_queued')) == 1 then
+    return false
+  end
+  for _, engine in ipairs(redis.call('ZRANGE', key('idle'), 0, -1)) do
+    if redis.call('EXISTS', key('engine', engine)) == 1 then
+      return true
+    end
+  end
+  return false
+end
+
+-- NOTE: whoever is admitted waits from then on, though a commit lies between here and the queue:
+-- requests that come together would find it empty one by one. While an engine is idle nobody waits,
+-- and a request counts as one, so that 0 still lets nothing pass.
+local will_wait = not is_engine_idle()
+
 local function look_at_queue(limit)
-  local queue = key('queue', ask.tenant_id)
+  local queue, entering = key('queue', ask.tenant_id), key('entering', tenant)
+  redis.call('ZREMRANGEBYSCORE', entering, '-inf', int(now))
   local oldest = redis.call('ZRANGE', queue, 0, 0)[1]
   local arrived_ms = oldest and redis.call('HGET', key('request', oldest), 'arrived_ms')
   local free_ms = math.max(0, now - tonumber(arrived_ms or now))
   free_ms = limit.limit == 0 and -1 or math.min(free_ms, LONGEST_WAIT_MS)
-  return redis.call('ZCARD', queue), free_ms, 0
+  local num_entering = will_wait and redis.call('ZCARD', entering) or 0
+  return redis.call('ZCARD', queue) + num_entering, free_ms, 0
 end
 
 local AMOUNTS = {
@@ -118,7 +139,7 @@ local AMOUNTS = {
   tokens_per_month = tokens,
   cost_micros_per_month = cost,
   concurrency = #ask.sequences,
-  queue_depth = 1,
+  queue_depth = will_wait and #ask.sequences or 1,
 }
 
 local function look_at(limit)
@@ -139,9 +160,10 @@ local function look_at(limit)
     free_ms = free_ms, reset_ms = reset_ms}
 end
 
-local checks, is_refused = {}, false
+local checks, is_refused, has_queue = {}, false, false
 for i, limit in ipairs(ask.limits) do
   checks[i] = look_at(limit)
+  has_queue = has_queue or limit.kind == 'queue_depth'
   is_refused = is_refused or (checks[i].is_over and limit.mode == 'hard')
 end
 
@@ -173,6 +195,10 @@ for _, sequence in ipairs(ask.sequences) do
     cost = sequence.cost, day = day, bucket = bucket}, now + ask.lease_ms)
   for _, subject in ipairs(ask.places) do
     hold_place(subject, sequence.id, now, ask.lease_ms)
+  end
+  if has_queue then
+    redis.call('ZADD', key('entering', tenant), int(now + ask.lease_ms), sequence.id)
+    redis.call('PEXPIRE', key('entering', tenant), int(ask.lease_ms))
   end
 end
 return verdict('admitted', checks)

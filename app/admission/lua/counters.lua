@@ -1,6 +1,8 @@
 -- Shared by every script of admission, after the queue's prelude. What is counted, and where:
 --
 --   places:<subject>      zset  requests in flight by the expiry of their lease
+--   entering:<subject>    zset  of a tenant with a queue_depth: those that are admitted and not in
+--                               the queue yet (engine/transport/lua/enqueue.lua), likewise
 --   window:<subject>      hash  r<bucket>: requests, t<bucket>: tokens; 2 s a bucket, for a minute
 --   spent:<subject>       hash  what the ledger says: d<day> tokens, m<month> tokens, c<month> cost;
 --                               v: the ledger's version; of a tenant also loaded: all of it is here

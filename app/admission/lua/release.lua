@@ -5,6 +5,7 @@ local given, now = cmsgpack.unpack(ARGV[1]), now_ms()
 for _, id in ipairs(given.ids) do
   for _, subject in ipairs(given.places) do
     redis.call('ZREM', key('places', subject), id)
+    redis.call('ZREM', key('entering', subject), id)
   end
   if given.is_cancelled then
     drop_reservation(id, 0, now)

@@ -7,4 +7,5 @@ if redis.call('EXISTS', key('request', ARGV[1])) == 1 then
   return 'known'
 end
 push_request(nil)
+redis.call('ZREM', key('entering', 'tenant', ARGV[2]), ARGV[1])  -- app/admission/lua/counters.lua
 return 'queued'

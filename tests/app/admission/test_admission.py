@@ -13,8 +13,10 @@ from app.admission.service import Admission
 from app.errors import ApiError, RateLimitedError, UnavailableError
 from app.launcher.ports import free_port
 from engine.transport import keys
+from engine.transport.server import EngineTransport
 from tests.builders.admissions import admit, key_limits, make_ask, nothing_spent, tenant_limits
 from tests.builders.queue_driver import QueueDriver
+from tests.builders.queue_secret import QUEUE_SECRET
 from tests.builders.requests import make_request
 from tests.builders.waiting import until
 
@@ -136,6 +138,73 @@ async def test_a_full_queue_is_refused_by_name(admission: Admission, driver: Que
     await admit(admission, "r3", tenant_limits("ten_b", queue_depth=3), tenant_id="ten_b")
 
 
+@pytest.fixture
+async def processes(redis_url: str) -> AsyncIterator[list[Admission]]:
+    processes = [Admission(redis_url, nothing_spent) for _ in range(2)]
+    yield processes
+    for process in processes:
+        await process.close()
+
+
+async def num_of_twenty(processes: list[Admission], tenant_id: str) -> int:
+    """How many of as many requests at once are admitted to a queue of five."""
+    limits = tenant_limits(tenant_id, queue_depth=5)
+    outcomes = await asyncio.gather(
+        *(
+            admit(processes[i % 2], f"{tenant_id}-{i}", limits, tenant_id=tenant_id)
+            for i in range(20)
+        ),
+        return_exceptions=True,
+    )
+    refusals = [each for each in outcomes if isinstance(each, RateLimitedError)]
+    assert {each.code for each in refusals} <= {"queue_full"}
+    return len(outcomes) - len(refusals)
+
+
+async def test_of_twenty_at_once_on_two_processes_as_many_wait_as_the_queue_holds(
+    processes: list[Admission], driver: QueueDriver, redis_url: str
+) -> None:
+    """All come before the first is enqueued: each would find an empty queue."""
+    assert await num_of_twenty(processes, "ten_a") == 5
+    with redis.Redis.from_url(redis_url) as server:
+        # The control: while an engine is idle nobody waits, and nobody is refused for waiting.
+        server.zadd(keys.IDLE, {"engine-0": 1000, "engine-that-died": 2000})
+        server.hset(keys.engine("engine-0"), "boot", "1")
+        assert await num_of_twenty(processes, "ten_b") == 20
+        driver.enqueue(make_request("ten_other"))  # it wakes the engine, and is not leased yet
+    assert await num_of_twenty(processes, "ten_c") == 5
+
+
+async def test_who_is_in_the_queue_is_not_on_its_way_there_any_more(
+    admission: Admission, driver: QueueDriver, redis_url: str
+) -> None:
+    limits = tenant_limits(queue_depth=1)
+    await admit(admission, "r1", limits)
+    with pytest.raises(RateLimitedError):
+        await admit(admission, "r2", limits)
+    driver.enqueue(make_request("ten_a", request_id="r1-0"))
+    with pytest.raises(RateLimitedError):
+        await admit(admission, "r2", limits)
+    transport = EngineTransport(redis_url, "engine-0", secret=QUEUE_SECRET)
+    assert len(transport.lease(100, 1, 1)) == 1  # all that it has room for: it is not idle
+    transport.close()
+    await admit(admission, "r2", limits)
+    with pytest.raises(RateLimitedError):
+        await admit(admission, "r3", limits)
+    await release(admission, "r2")  # its client went away before it was enqueued
+    await admit(admission, "r3", limits)
+
+
+async def test_each_choice_waits(admission: Admission) -> None:
+    limits = tenant_limits(queue_depth=8)
+    with pytest.raises(RateLimitedError) as refusal:
+        await admit(admission, "r1", limits, num_choices=9)
+    assert refusal.value.code == "queue_full"
+    await admit(admission, "r2", limits, num_choices=8)
+    with pytest.raises(RateLimitedError):
+        await admit(admission, "r3", limits)
+
+
 async def test_retry_after_is_what_the_oldest_has_waited(
     admission: Admission, driver: QueueDriver, redis_url: str
 ) -> None:
@@ -163,12 +232,13 @@ async def test_a_queue_for_nobody_is_not_worth_a_retry(admission: Admission) -> 
 
 async def test_a_dead_process_gives_its_places_back(redis_url: str, admission: Admission) -> None:
     dying = Admission(redis_url, nothing_spent, lease_s=0.4)
-    await acquire(dying, "r1", concurrency=1)
+    await admit(dying, "r1", tenant_limits(concurrency=1, queue_depth=1))
     await dying.close()  # without a release, as when it is killed
     with pytest.raises(RateLimitedError):
         await acquire(admission, "r2", concurrency=1)
     with redis.Redis.from_url(redis_url) as server:
         await until(lambda: not server.exists(PLACES), timeout_s=5)
+        assert not server.exists(f"{keys.PREFIX}entering:tenant:ten_a")
     await acquire(admission, "r2", concurrency=1)
 
 
