@@ -94,9 +94,11 @@ class AuditRepository:
         return [Link(*row) for row in rows]
 
     async def list_page(self, page: PageQuery) -> list[AuditEvent]:
-        query = page.narrow(
-            select(AuditEvent).where(AuditEvent.tenant_id == self._tenant_id), AuditEvent.id
-        )
+        """In the order of the chain, which that of ids is not: hosts' clocks differ."""
+        events = select(AuditEvent).where(AuditEvent.tenant_id == self._tenant_id)
+        last = events.where(AuditEvent.id == page.after)
+        seq = last.with_only_columns(AuditEvent.seq).correlate(None).scalar_subquery()
+        query = page.narrow(events, AuditEvent.seq, after=seq)
         return list(await self._session.scalars(query))
 
 

@@ -124,6 +124,28 @@ async def test_not_even_the_owner_changes_it_without_disabling_the_trigger(
                 await session.execute(text(statement))
 
 
+@pytest.mark.parametrize("order", ["asc", "desc"])
+async def test_no_event_is_passed_over_where_hosts_clocks_differ(
+    operator: Operator, owner: Database, acme: Tenant, order: str
+) -> None:
+    """A host whose clock is behind gives a later event an earlier id."""
+    for _ in range(2):
+        await operator.new_key("acme")
+    async with owner.session() as session:
+        await session.execute(text("SET LOCAL session_replication_role = replica"))
+        change = text("UPDATE audit_events SET id = :id WHERE tenant_id = :tenant AND seq = 3")
+        await session.execute(change, {"id": f"aud_{'0' * 26}", "tenant": acme.id})
+        await session.commit()
+    seqs: list[int] = []
+    query: dict[str, str | int] = {"limit": 1, "order": order}
+    has_more = True
+    while has_more:
+        page = await operator.done("GET", "/audit/acme", params=query)
+        seqs += [event["seq"] for event in page["data"]]
+        query["after"], has_more = page["last_id"], page["has_more"]
+    assert seqs == sorted([1, 2, 3, 4], reverse=order == "desc")
+
+
 async def test_changes_at_the_same_time_do_not_fork_the_chain(
     operator: Operator, acme: Tenant
 ) -> None:
