@@ -72,7 +72,8 @@ def _of_accepted(request: AcceptedRequest, record: Record) -> Explanation:
         is_refused=False,
         now_ms=record.now_ms,
         num_reserved_tokens=record.all_tokens,
-        checked=list(zip(record.limits, record.checks, strict=True)),
+        # Of a repeated ask (a worker died amid it) no check is kept: see `Decision.checked`.
+        checked=list(zip(record.limits, record.checks, strict=False)),
     )
 
 

@@ -196,7 +196,7 @@ async def test_the_choices_of_a_request_are_one_decision(
 
 
 async def test_why_a_request_was_admitted_or_refused_is_told_by_any_of_its_ids(
-    api: httpx.AsyncClient, acme: Tenant, engine: StubEngine, operator: Operator
+    api: httpx.AsyncClient, acme: Tenant, engine: StubEngine, operator: Operator, books: Books
 ) -> None:
     await operator.done(
         "PUT",
@@ -222,6 +222,12 @@ async def test_why_a_request_was_admitted_or_refused_is_told_by_any_of_its_ids(
     assert refused["free_at"] is not None
     for absent in ("req_01kb7c2v3n8q4r5s6t7v8w9x0y", "nothing", "chatcmpl-x"):
         assert (await operator.call("GET", f"/explain/{absent}")).status_code == 404
+
+    # Whoever asks again for what was admitted to a worker that died has no checks to keep.
+    async with books.owner.session() as session:
+        await session.execute(text("UPDATE requests SET decision = decision - 'checks'"))
+        await session.commit()
+    assert await _decision_of(passed, operator) == first | {"checks": []}
 
 
 async def _decision_of(response: httpx.Response, operator: Operator) -> dict[str, Any]:
