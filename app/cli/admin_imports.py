@@ -26,7 +26,6 @@ from app.cli.admin_client import (
     describe_error,
     fail,
     meant_for,
-    show_json,
 )
 from app.cli.admin_push import Activate, License, Strict, ensure_adapter
 
@@ -114,7 +113,7 @@ def events(
     shown: dict[str, Any] = {}
     for shown in _events(client_of(context), path):
         if as_json:
-            show_json(shown)
+            typer.echo(json.dumps(shown))  # an object a line
         else:
             said = (f"{field}={shown[field]}" for field in PROGRESS if shown.get(field) is not None)
             typer.echo(" ".join(said))

@@ -89,8 +89,12 @@ def change(
     context: typer.Context,
     tenant: str,
     external_id: ExternalId = None,
+    no_external_id: Annotated[
+        bool, typer.Option("--no-external-id", help="It has none any more.")
+    ] = False,
     base: Base = None,
     all_bases: Annotated[bool, typer.Option("--all-bases", help="Any base may be called.")] = False,
+    no_bases: Annotated[bool, typer.Option("--no-bases", help="No base may be called.")] = False,
     store_prompts_days: StoreDays = None,
     metadata: Labels = None,
     no_metadata: Annotated[
@@ -100,13 +104,16 @@ def change(
     as_json: Json = False,
 ) -> None:
     """Change what is given, and leave the rest. Labels are one whole: give all, or none."""
+    _refuse_both(external_id is not None, no_external_id)
+    _refuse_both(bool(metadata), no_metadata)
+    _refuse_both(bool(base), all_bases, no_bases)
     body: dict[str, Any] = {}
-    if external_id is not None:
-        body["external_id"] = external_id
+    if external_id is not None or no_external_id:
+        body["external_id"] = None if no_external_id else external_id
     if metadata or no_metadata:
         body["metadata"] = {} if no_metadata else labels_of(metadata or ())
-    if base or all_bases:
-        body["allowed_bases"] = None if all_bases else base
+    if base or all_bases or no_bases:
+        body["allowed_bases"] = None if all_bases else [] if no_bases else base
     if store_prompts_days is not None:
         body["data_policy"] = _policy(store_prompts_days)
     if not body:
@@ -157,6 +164,11 @@ def delete(
         "DELETE", path_of("tenants", tenant), params=query, headers=meant_for(if_match)
     )
     show_json(deleted) if as_json else show([deleted], ("id", "deleted", "erased"))
+
+
+def _refuse_both(*given: bool) -> None:
+    if sum(given) > 1:
+        fail("two options that say the contrary: see --help")
 
 
 def _policy(days: int) -> dict[str, object]:

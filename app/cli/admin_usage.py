@@ -150,7 +150,9 @@ def set_price(
     ] = None,
     effective_at: Annotated[
         int | None,
-        typer.Option(help="Seconds since 1970, a whole hour.", show_default="the one that runs"),
+        typer.Option(
+            help="Seconds since 1970, a whole hour.", show_default="the first that has no price yet"
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:

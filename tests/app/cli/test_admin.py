@@ -141,6 +141,10 @@ def test_operator_changes_a_tenant_rotates_a_key_and_verifies_the_log(run: Comma
     assert changed["metadata"] == {"team": "support", "tier": "1"}
     assert done("tenant", "set", "acme", "--metadata", "tier=2")["metadata"] == {"tier": "2"}
     assert done("tenant", "set", "acme", "--no-metadata")["metadata"] == {}
+    bare = done("tenant", "set", "acme", "--no-external-id", "--no-bases")
+    assert (bare["external_id"], bare["allowed_bases"]) == (None, [])
+    contrary = run("tenant", "set", "acme", "--no-bases", "--all-bases")
+    assert contrary.exit_code == 1 and "the contrary" in contrary.stderr
     assert done("tenant", "suspend", "acme")["status"] == "suspended"
     assert done("tenant", "resume", "acme") == done("tenant", "show", "acme")
 
