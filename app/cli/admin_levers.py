@@ -5,7 +5,9 @@ Knows nothing of engines: what is shown is what the API says that they said.
 
 from __future__ import annotations
 
+import json
 import time
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -101,24 +103,25 @@ def probe(
     context: typer.Context,
     name: AdapterName,
     version: VersionName,
-    prompt: Annotated[str, typer.Argument(help="What it is asked.")],
     tenant: TenantOption,
+    prompt: Annotated[str | None, typer.Argument(help="What it is asked.")] = None,
     chat: Annotated[
         bool, typer.Option("--chat", help="As a user's message, through its chat template.")
     ] = False,
-    system: Annotated[
-        str | None, typer.Option(help="The system's message before it; with --chat.")
+    messages: Annotated[
+        Path | None,
+        typer.Option(exists=True, dir_okay=False, help="A conversation instead: a JSON list."),
     ] = None,
     max_tokens: Annotated[int, typer.Option(min=1, max=512)] = 64,
     as_json: Json = False,
 ) -> None:
     """Ask a version something before anybody else does. Billed to nobody."""
-    if system is not None and not chat:
-        fail("--system is for --chat")
-    messages = [{"role": "user", "content": prompt}]
-    if system is not None:
-        messages.insert(0, {"role": "system", "content": system})
-    asked = {"messages": messages} if chat else {"prompt": prompt}
+    if (prompt is None) == (messages is None):
+        fail("either a prompt or --messages is needed")
+    if messages is not None:
+        asked = {"messages": _conversation(messages)}
+    else:
+        asked = {"messages": [{"role": "user", "content": prompt}]} if chat else {"prompt": prompt}
     path = adapter_path(tenant, name, "versions", version, "probe")
     body = {**asked, "max_tokens": max_tokens}
     found = client_of(context).call("POST", path, json=body, timeout=patience(PROBE_S))
@@ -140,6 +143,13 @@ def evaluate(
     path = adapter_path(tenant, name, "versions", version, "evaluate")
     found = client_of(context).call("POST", path, timeout=patience(EVALUATE_S))
     answer(found, EVALUATED, as_json=as_json)
+
+
+def _conversation(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text())
+    except ValueError as error:
+        fail(f"{path}: expected a JSON list of messages: {error}")
 
 
 def _pull(

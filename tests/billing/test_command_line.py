@@ -69,7 +69,8 @@ version preload bot v1 -t acme --replicas 2 --wait 1
 version pin bot v1 -t acme --hours 2 --replicas 2 --wait 1
 version evict bot v1 -t acme --wait 1
 version probe bot v1 "Dear customer," -t acme --max-tokens 8
-version probe bot v1 "Where is it?" -t acme --chat --system "Be brief."
+version probe bot v1 "Where is it?" -t acme --chat
+version probe bot v1 -t acme --messages {messages}
 alias list bot -t acme
 alias show bot prod -t acme
 alias set bot prod v2 -t acme --wait 1 --if-match e
@@ -272,11 +273,14 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def lines(folder: Path, tmp_path: Path) -> Lines:
+    messages = tmp_path / "messages.json"
+    messages.write_text('[{"role": "system", "content": "Be brief."}]')
     return lines_of(
         COMMANDS,
         folder=folder,
         out=tmp_path / "out",
         golden=folder / "eval.jsonl",
+        messages=messages,
         sha256="0" * 64,
         subject=SUBJECT,
     )

@@ -12,6 +12,7 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
+from app.cli import app
 from app.cli.admin import admin
 from app.launcher.ports import free_port
 from app.settings import Settings
@@ -235,6 +236,18 @@ def test_key_and_url_are_found_in_the_data_folder(api_process: ApiProcess, tmp_p
     (tmp_path / "secrets.json").write_text(json.dumps({"admin_key": ADMIN_KEY}))
     result = CliRunner().invoke(admin, arguments)
     assert json.loads(result.stdout) == []
+
+
+def test_a_shell_completes_nouns_and_verbs() -> None:
+    def complete(words: str) -> list[str]:
+        asked = {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
+        environment = {"_TENFOLD_COMPLETE": "complete_bash", **asked}
+        result = CliRunner().invoke(app, [], env=environment, prog_name="tenfold")
+        return result.stdout.split()
+
+    assert complete("tenfold admin roll") == ["rollout"]
+    assert complete("tenfold admin rollout pr") == ["preview", "promote"]
+    assert complete("tenfold admin alias set --st") == ["--sticky-by"]
 
 
 def test_help_needs_no_key() -> None:
