@@ -51,7 +51,8 @@ VERSION_HEADER = {
     "schema": {"type": "string", "enum": [*KNOWN.values()]},
     "example": NEWEST,
 }
-"""Any request may have it, and any answer has it: it is said once, and not for each of them."""
+"""Any request may have it, and any answer has it: said once, each operation refers to it."""
+VERSION = "ApiVersion"
 
 
 def tenant_document(app: FastAPI) -> dict[str, Any]:
@@ -90,7 +91,7 @@ def _document(app: FastAPI, title: str, about: str, prefixes: tuple[str, ...]) -
         if path.startswith(prefixes)
     }
     components = document.setdefault("components", {})
-    components["parameters"] = {"ApiVersion": VERSION_HEADER}
+    components["parameters"] = {VERSION: VERSION_HEADER}
     components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     document["security"] = [{"key": []}]
     schemas = components.setdefault("schemas", {})
@@ -105,6 +106,7 @@ def _document(app: FastAPI, title: str, about: str, prefixes: tuple[str, ...]) -
 def _complete(name: str, operation: Operation, schemas: dict[str, Any]) -> None:
     for parameter in operation.get("parameters", []):
         _complete_parameter(parameter, schemas)
+    operation.setdefault("parameters", []).append({"$ref": f"#/components/parameters/{VERSION}"})
     if name in BODIES:
         operation["requestBody"] = {"required": True, "content": BODIES[name]}
     for media in operation.get("requestBody", {}).get("content", {}).values():

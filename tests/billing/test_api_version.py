@@ -13,7 +13,7 @@ from sqlalchemy import update
 
 from app.api_version import NEWEST
 from app.db import Database
-from app.openapi.document import admin_document, tenant_document
+from app.openapi.document import admin_document, operations_of, tenant_document
 from app.tables import ApiKey
 from tests.builders.operator import OPERATOR, Operator, Tenant
 from tests.builders.server import serving
@@ -89,8 +89,13 @@ async def test_the_stock_sdk_which_names_no_version_is_served(
     assert answer.headers["api-version"] == NEWEST and len(answer.parse().data) > 0
 
 
-def test_the_documents_name_the_header_once(tenant_app: FastAPI, admin_app: FastAPI) -> None:
+def test_the_documents_name_the_header_once_and_every_operation_takes_it(
+    tenant_app: FastAPI, admin_app: FastAPI
+) -> None:
     for document in (tenant_document(tenant_app), admin_document(admin_app)):
         header = document["components"]["parameters"]["ApiVersion"]
         assert (header["in"], header["example"]) == ("header", NEWEST)
         assert NEWEST in document["info"]["description"]
+        for name, operation in operations_of(document):
+            taken = [each.get("$ref") for each in operation["parameters"]]
+            assert taken.count("#/components/parameters/ApiVersion") == 1, name

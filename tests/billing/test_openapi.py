@@ -77,6 +77,12 @@ def examples(contents: dict[str, Any]) -> Iterator[Any]:
         yield media["example"]
 
 
+def parameters(document: dict[str, Any], operation: Operation) -> Iterator[dict[str, Any]]:
+    for each in operation["parameters"]:
+        name = each.get("$ref", "").removeprefix("#/components/parameters/")
+        yield document["components"]["parameters"][name] if name else each
+
+
 def test_every_route_is_in_its_document(documents: list[tuple[FastAPI, dict[str, Any]]]) -> None:
     for (app, document), prefixes in zip(
         documents, (TENANTS_PREFIXES, ADMINS_PREFIXES), strict=True
@@ -98,7 +104,7 @@ def test_every_operation_has_an_example_of_what_is_sent_and_answered(
         for name, operation in operations_of(document):
             assert name not in BODIES or "requestBody" in operation
             list(examples(operation.get("requestBody", {})))
-            for parameter in operation.get("parameters", []):
+            for parameter in parameters(document, operation):
                 assert "example" in parameter, (name, parameter["name"])
             answered = [
                 example

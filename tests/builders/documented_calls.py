@@ -48,7 +48,7 @@ class DocumentedCalls:
         wanted = {
             each["name"]: each["example"]
             for each in operation.get("parameters", [])
-            if each["in"] == "query" and each.get("required")
+            if each.get("in") == "query" and each.get("required")
         }
         answer = await self._client.request(
             method,
