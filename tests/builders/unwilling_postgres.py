@@ -65,10 +65,10 @@ class UnwillingPostgres:
         await self._run(f"ALTER DATABASE {self._name} RESET statement_timeout")
         await self._hang_up()
 
-    async def lock(self, table: str) -> None:
-        """Nobody reads or writes the table, until `unlock`. Takes a connection of the owner's."""
+    async def lock(self, *tables: str) -> None:
+        """Nobody reads or writes them, until `unlock`. Takes a connection of the owner's."""
         session = await self._locking.enter_async_context(self._owner.session())
-        await session.execute(text(f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE"))
+        await session.execute(text(f"LOCK TABLE {', '.join(tables)} IN ACCESS EXCLUSIVE MODE"))
 
     async def unlock(self) -> None:
         await self._locking.aclose()

@@ -18,6 +18,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
+from redis.asyncio import Redis
 
 from app.adapters.jobs import JobRunner
 from app.api import create_admin_app, create_app
@@ -27,17 +28,23 @@ from app.requests.jobs import LedgerJobs
 from app.settings import Settings
 from app.worker import LEDGER_TIMEOUT_S
 from engine.collector import freeze_startup
+from engine.transport import keys
+from engine.transport.codec import Codec
+from engine.transport.connection import open_async_redis
 from tests.app.requests.conftest import Rows
 from tests.builders.operator import Operator, Tenant
 from tests.builders.own_time import own_time_s
+from tests.builders.queue_secret import QUEUE_SECRET
 from tests.builders.relay import Relay
 from tests.builders.server import serving
 from tests.builders.stub_engine import StubEngine
 from tests.builders.tiny_base import MODEL_ID
+from tests.builders.usage import make_record
 from tests.builders.waiting import eventually, until
 from tests.faults.campaign import COUNTS, VERDICT, Recorder
 
 PATH = "/v1/completions"
+USED = "req_used_amid_it"
 NUM_TOKENS = 150
 STEP_S = 0.02
 NUM_REFUSALS = 6
@@ -97,6 +104,7 @@ class Site:
     postgres_link: Relay
     owner: Database
     ledger: LedgerJobs
+    queue: Redis
 
     async def ask(self, max_tokens: int = 4, **fields: Any) -> httpx.Response:
         body = {"model": MODEL_ID, "prompt": "abcdefgh", "max_tokens": max_tokens}
@@ -138,6 +146,18 @@ class Site:
         assert self.context.admission.num_held == self.context.queue.num_in_flight == 0
         return outage
 
+    async def without_postgres(self, begin: Act, end: Act, *, is_refused: bool = True) -> Outage:
+        """`through`, and amid it an engine says what a request used: it is written, if later."""
+
+        async def begin_and_say() -> None:
+            await _do(begin)
+            record = Codec(QUEUE_SECRET).encode(make_record(USED, reason=None))
+            await self.queue.xadd(keys.USAGE, {"record": record})
+
+        outage = await self.through(begin_and_say, end, is_refused=is_refused)
+        assert USED in {row["request_id"] for row in await Rows(self.owner).events()}
+        return outage
+
     async def refused_s(self) -> tuple[float, float]:
         """How long a refusal takes, and how long without the wait for a processor."""
         began_at, own_began_at = time.monotonic(), own_time_s()
@@ -169,6 +189,7 @@ async def _do(act: Act) -> None:
 async def open_site(
     settings: Settings,
     owner_url: str,
+    direct_redis_url: str,
     redis_link: Relay,
     postgres_link: Relay,
 ) -> AsyncIterator[Site]:
@@ -178,6 +199,9 @@ async def open_site(
         ledger = await stack.enter_async_context(_keeping_the_ledger(settings))
         owner = Database(owner_url, pool_size=2)
         stack.push_async_callback(owner.close)
+        queue = await stack.enter_async_context(
+            open_async_redis(direct_redis_url, max_connections=1)
+        )
         transport = httpx.ASGITransport(create_admin_app(context))
         admin = await stack.enter_async_context(
             httpx.AsyncClient(transport=transport, base_url="http://tenfold.test")
@@ -200,6 +224,7 @@ async def open_site(
             postgres_link=postgres_link,
             owner=owner,
             ledger=ledger,
+            queue=queue,
         )
 
 

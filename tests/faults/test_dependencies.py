@@ -72,7 +72,9 @@ async def site(
         production = settings.model_copy(update=PRODUCTION | urls)
         async with (
             stub_engine(redis_url),
-            open_site(production, database.owner_url, redis_relay, postgres_relay) as opened,
+            open_site(
+                production, database.owner_url, own_valkey.url, redis_relay, postgres_relay
+            ) as opened,
         ):
             yield opened
 
@@ -110,7 +112,7 @@ async def test_control_a_process_that_waits_longer_than_it_may_is_seen(
     patient = settings.model_copy(update=PRODUCTION | patience)
     async with (
         stub_engine(redis_url),
-        open_site(patient, database.owner_url, link, link) as site,
+        open_site(patient, database.owner_url, own_valkey.url, link, link) as site,
     ):
         await eventually(site.is_served)
         link.silence()
@@ -187,21 +189,21 @@ async def test_redis_forgot_its_scripts(
 
 async def test_postgres_is_down(site: Site, record_property: Recorder) -> None:
     link = site.postgres_link
-    outage = await site.through(link.cut, link.restore)
+    outage = await site.without_postgres(link.cut, link.restore)
     tell(record_property, outage.summary("Postgres is down"))
     assert outage.readiness_checks == (200, "snapshot", "ok")
 
 
 async def test_postgres_is_blackholed(site: Site, record_property: Recorder) -> None:
     link = site.postgres_link
-    outage = await site.through(link.silence, link.restore)
+    outage = await site.without_postgres(link.silence, link.restore)
     tell(record_property, outage.summary("Postgres is blackholed"))
     assert outage.readiness_checks == (200, "snapshot", "ok")
 
 
 async def test_postgres_is_slow(site: Site, record_property: Recorder) -> None:
     link = site.postgres_link
-    outage = await site.through(lambda: link.slow_down(SLOW_S), link.restore)
+    outage = await site.without_postgres(lambda: link.slow_down(SLOW_S), link.restore)
     tell(record_property, outage.summary("Postgres is slow"))
     assert outage.readiness is not None and outage.readiness.status_code == 200
 
@@ -236,9 +238,11 @@ async def test_postgres_restarts(
             production = settings.model_copy(update=PRODUCTION | urls)
             async with (
                 stub_engine(redis_url),
-                open_site(production, owner_url, redis_relay, postgres_relay) as site,
+                open_site(
+                    production, owner_url, own_valkey.url, redis_relay, postgres_relay
+                ) as site,
             ):
-                outage = await site.through(kill, lambda: asyncio.to_thread(start))
+                outage = await site.without_postgres(kill, lambda: asyncio.to_thread(start))
     finally:
         await asyncio.to_thread(own.stop)
     tell(record_property, outage.summary("Postgres restarts"))
@@ -255,7 +259,7 @@ async def test_the_pool_of_connections_to_postgres_is_exhausted(
         for _ in range(site.context.settings.database_pool_size):
             await held.enter_async_context(site.context.database.session())
 
-    outage = await site.through(take_all, held.aclose, is_refused=False)
+    outage = await site.without_postgres(take_all, held.aclose, is_refused=False)
     tell(record_property, outage.summary("The pool is exhausted"))
     assert outage.readiness_checks == (200, "snapshot", "ok")
     assert outage.models is not None and outage.models.status_code == 503

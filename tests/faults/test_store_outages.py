@@ -147,7 +147,9 @@ async def test_the_adapter_store_is_missing_when_an_engine_loads_an_adapter(
         real = settings.model_copy(update=PRODUCTION | urls | changes)
         engine = await asyncio.to_thread(RunningEngine, tmp_path, own_valkey.url, model=model)
         with engine:
-            async with open_site(real, database.owner_url, redis_relay, postgres_relay) as site:
+            async with open_site(
+                real, database.owner_url, own_valkey.url, redis_relay, postgres_relay
+            ) as site:
                 await eventually(site.is_served)
                 await site.operator.new_adapter("acme", "bot")
                 files = adapter_files(site.context.base)
