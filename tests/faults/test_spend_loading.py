@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 
 import httpx
@@ -51,6 +51,12 @@ async def admission(redis_url: str, spend: SlowSpend) -> AsyncIterator[Admission
     service = Admission(redis_url, spend)
     yield service
     await service.close()
+
+
+@pytest.fixture
+def engine(redis_url: str) -> Iterator[StubEngine]:
+    with StubEngine(redis_url) as stub:
+        yield stub
 
 
 @pytest.fixture

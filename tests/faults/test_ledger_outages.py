@@ -15,7 +15,7 @@ from app.requests.acceptance import Acceptance
 from app.requests.consumer import UsageConsumer
 from app.requests.repository import LedgerRepository
 from engine.transport import keys
-from tests.app.requests.conftest import Rows
+from tests.app.requests.conftest import Rows, consumer, queue, registry, relay, relayed_url, rows
 from tests.app.requests.test_acceptance import accepted_soon
 from tests.app.requests.test_consumer import consume, say
 from tests.builders.operator import Operator
@@ -25,6 +25,8 @@ from tests.builders.unwilling_postgres import UnwillingPostgres
 from tests.builders.usage import make_record, new_request
 from tests.builders.waiting import until
 from tests.fixtures.servers import TestDatabase
+
+__all__ = ["consumer", "queue", "registry", "relay", "relayed_url", "rows"]
 
 TAKES_NOTHING_NOW = ("40001", "40P01", "53100", "55P03", "57014", "58030")
 REFUSES_THE_VALUE = ("22003", "23514")
