@@ -22,7 +22,8 @@ touch any of them; whatever is not O(tenants) has an expiry or is deleted with i
     service             hash    how many requests a second the engines take, expires
     request:<id>        hash    message, tenant, api, prompt_tokens, max_tokens, adapter, epoch,
                                 arrived_ms, arrival, deadline_ms; passed_ms since it was first
-                                passed for affinity; is_expired after its deadline (expires then)
+                                passed for affinity; is_expired after its deadline (expires
+                                then, and where its engine said goodbye)
     leases              hash    request id -> epoch:boot:engine; no boot: handed over
     grant:<engine>      hash    what the last lease gave, until the next one
     idle                zset    engines that asked and found nothing, by free tokens

@@ -10,17 +10,23 @@ redis.call('SREM', key('engines'), engine)
 redis.call('ZREM', key('idle'), engine)
 redis.call('DEL', key('engine', engine), key('control', engine), key('resident', engine),
   key('grant', engine))
-if boot ~= '' then
-  return 0  -- its leases stay, for the API processes that own them to end
-end
+-- What is leased to one that says goodbye stays, for the API processes that own it to end; of what
+-- none of them ends, because they are gone too, the body expires, and the lease goes with the next
+-- engine.
+local LEFT_TTL_MS = 600000
 local num_leases = 0
 local leases = redis.call('HGETALL', key('leases'))
 for i = 1, #leases, 2 do
+  local request, body = leases[i], key('request', leases[i])
   local _, _, lease_engine = parse_lease(leases[i + 1])
-  if lease_engine == engine then
-    redis.call('HDEL', key('leases'), leases[i])
-    redis.call('DEL', key('request', leases[i]))
+  if lease_engine == engine and boot ~= '' then
+    redis.call('PEXPIRE', body, LEFT_TTL_MS)
+  elseif lease_engine == engine then
+    redis.call('HDEL', key('leases'), request)
+    redis.call('DEL', body)
     num_leases = num_leases + 1
+  elseif redis.call('EXISTS', body, key('engine', lease_engine)) == 0 then
+    redis.call('HDEL', key('leases'), request)
   end
 end
 return num_leases

@@ -390,6 +390,26 @@ def test_a_reaped_engine_leaves_nothing(
     assert set(server.keys("*")) <= LEFT_FOR_GOOD
 
 
+def test_what_an_engine_leaves_that_says_goodbye_is_taken_back_or_expires(
+    driver: QueueDriver, transport: EngineTransport, server: redis.Redis
+) -> None:
+    """Where its API process takes it back it lasts; where that one is gone too it does not."""
+    taken_back = make_request(request_id="taken-back")
+    driver.enqueue(taken_back)
+    driver.enqueue(make_request(request_id="left"))
+    assert len(lease(transport, n=2)) == 2
+    bodies = [f"{keys.PREFIX}request:{name}" for name in ("taken-back", "left")]
+    assert [server.pttl(each) for each in bodies] == [-1, -1]
+    transport.say_goodbye()
+    assert all(0 < server.pttl(each) <= 600_000 for each in bodies)
+
+    assert driver.requeue(msgspec.structs.replace(taken_back, epoch=1)) == "queued"
+    assert server.pttl(bodies[0]) == -1
+    server.delete(bodies[1])  # its time is over
+    assert driver.reap("engine-1") == 0
+    assert server.hgetall(keys.LEASES) == {}
+
+
 def test_counters_stay_whole_numbers_however_large(
     driver: QueueDriver, transport: EngineTransport, server: redis.Redis
 ) -> None:
