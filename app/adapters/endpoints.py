@@ -13,7 +13,7 @@ from app.adapters.alias_endpoints import alias_router
 from app.adapters.download_endpoints import download_router
 from app.adapters.repository import AdapterRepository
 from app.adapters.residency_endpoints import residency_router
-from app.adapters.schemas import AdapterCreate, AdapterView
+from app.adapters.schemas import AdapterCreate, AdapterPatch, AdapterView
 from app.adapters.tenancy import OwnedSession, operator_for_tenant, tenant_for_itself
 from app.adapters.validate_endpoints import validate_router
 from app.adapters.version_endpoints import DrainSeconds, version_router
@@ -52,6 +52,15 @@ async def get_adapter(adapter: str, owned: OwnedSession) -> AdapterView:
     row = await service.find_adapter(owned.session, owned.tenant_id, adapter)
     aliases = await AdapterRepository(owned.session, owned.tenant_id).aliases_of([row.id])
     return AdapterView.of(row, aliases[row.id])
+
+
+@router.patch("/{adapter}")
+async def change_adapter(
+    adapter: str, body: AdapterPatch, owned: OwnedSession, trail: Trail, if_match: IfMatch = None
+) -> AdapterView:
+    return await service.change_adapter(
+        owned.session, owned.tenant_id, adapter, body, trail, if_match=if_match
+    )
 
 
 @router.delete("/{adapter}")

@@ -24,6 +24,13 @@ class AdapterCreate(Body):
     metadata: Labels = Field(default_factory=dict)
 
 
+class AdapterPatch(Body):
+    """What is not sent stays as it is."""
+
+    description: Line | None = None
+    metadata: Labels = Field(default_factory=dict)
+
+
 class DeprecatePost(Body):
     """`date`: from that day on (UTC) it is not served; null: not yet known."""
 

@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.adapters.names import is_adapter_name
 from app.adapters.repository import AdapterRepository
-from app.adapters.schemas import AdapterCreate, AdapterView, VersionView
+from app.adapters.schemas import AdapterCreate, AdapterPatch, AdapterView, VersionView
 from app.adapters.versions_repository import VersionRepository
 from app.audit.trail import AuditTrail
 from app.errors import ConflictError, NotFoundError, UnprocessableError
@@ -58,6 +58,33 @@ async def create_adapter(
     after = AdapterView.of(adapter, {})
     await trail.record(session, tenant_id, "adapter.created", adapter.id, after=after)
     return adapter
+
+
+async def change_adapter(
+    session: AsyncSession,
+    tenant_id: str,
+    reference: str,
+    patch: AdapterPatch,
+    trail: AuditTrail,
+    *,
+    if_match: str | None = None,
+) -> AdapterView:
+    """What its owner says of it. Raises NotFoundError, and as `check_etag`."""
+    adapter = await lock_adapter(session, tenant_id, reference)
+    aliases = await AdapterRepository(session, tenant_id).aliases_of([adapter.id])
+    before = AdapterView.of(adapter, aliases[adapter.id])
+    check_etag(before.etag, if_match)
+    sent = patch.model_fields_set
+    if "description" in sent:
+        adapter.description = patch.description
+    if "metadata" in sent:
+        adapter.labels = patch.metadata
+    await session.flush()
+    after = AdapterView.of(adapter, aliases[adapter.id])
+    await trail.record(
+        session, tenant_id, "adapter.changed", adapter.id, before=before, after=after
+    )
+    return after
 
 
 async def find_adapter(session: AsyncSession, tenant_id: str, reference: str) -> Adapter:

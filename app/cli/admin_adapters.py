@@ -13,13 +13,16 @@ from app.cli.admin_client import (
     IfMatch,
     Json,
     Labels,
+    NoLabels,
     TenantOption,
     Yes,
     adapter_path,
     answer,
     client_of,
     confirm,
+    fail,
     labels_of,
+    labels_to_set,
     meant_for,
     path_of,
     show,
@@ -72,6 +75,31 @@ def show_one(
 ) -> None:
     """Show one adapter."""
     answer(client_of(context).call("GET", adapter_path(tenant, name)), DETAILS, as_json=as_json)
+
+
+@adapter.command("set")
+def change(
+    context: typer.Context,
+    name: AdapterName,
+    tenant: TenantOption,
+    description: Annotated[
+        str | None, typer.Option(help="What it is for; '' takes it away.")
+    ] = None,
+    metadata: Labels = None,
+    no_metadata: NoLabels = False,
+    if_match: IfMatch = None,
+    as_json: Json = False,
+) -> None:
+    """Change what is given, and leave the rest. Labels are one whole: give all, or none."""
+    body: dict[str, Any] = labels_to_set(metadata, none=no_metadata)
+    if description is not None:
+        body["description"] = description or None
+    if not body:
+        fail("nothing to change: see --help")
+    changed = client_of(context).call(
+        "PATCH", adapter_path(tenant, name), json=body, headers=meant_for(if_match)
+    )
+    answer(changed, DETAILS, as_json=as_json)
 
 
 @adapter.command("versions")

@@ -40,6 +40,7 @@ Labels = Annotated[
     list[str] | None,
     typer.Option("--metadata", help="<name>=<value>, a label of your own; repeatable."),
 ]
+NoLabels = Annotated[bool, typer.Option("--no-metadata", help="Take all of its labels away.")]
 
 stderr = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
 
@@ -141,6 +142,18 @@ def labels_of(options: Sequence[str]) -> dict[str, str]:
             fail(f"{option}: expected <name>=<value>")
         labels[name] = value
     return labels
+
+
+def labels_to_set(options: Sequence[str] | None, *, none: bool) -> dict[str, Any]:
+    """The part of a change that is about labels; empty where they stay as they are."""
+    refuse_both(bool(options), none)
+    return {"metadata": labels_of(options or ())} if options or none else {}
+
+
+def refuse_both(*given: bool) -> None:
+    """Ends the command where options say the contrary of each other."""
+    if sum(given) > 1:
+        fail("two options that say the contrary: see --help")
 
 
 def meant_for(if_match: str | None) -> dict[str, str]:

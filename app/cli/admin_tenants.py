@@ -10,13 +10,16 @@ from app.cli.admin_client import (
     IfMatch,
     Json,
     Labels,
+    NoLabels,
     Yes,
     client_of,
     confirm,
     fail,
     labels_of,
+    labels_to_set,
     meant_for,
     path_of,
+    refuse_both,
     show,
     show_json,
 )
@@ -97,21 +100,16 @@ def change(
     no_bases: Annotated[bool, typer.Option("--no-bases", help="No base may be called.")] = False,
     store_prompts_days: StoreDays = None,
     metadata: Labels = None,
-    no_metadata: Annotated[
-        bool, typer.Option("--no-metadata", help="Take all of its labels away.")
-    ] = False,
+    no_metadata: NoLabels = False,
     if_match: IfMatch = None,
     as_json: Json = False,
 ) -> None:
     """Change what is given, and leave the rest. Labels are one whole: give all, or none."""
-    _refuse_both(external_id is not None, no_external_id)
-    _refuse_both(bool(metadata), no_metadata)
-    _refuse_both(bool(base), all_bases, no_bases)
-    body: dict[str, Any] = {}
+    refuse_both(external_id is not None, no_external_id)
+    refuse_both(bool(base), all_bases, no_bases)
+    body: dict[str, Any] = labels_to_set(metadata, none=no_metadata)
     if external_id is not None or no_external_id:
         body["external_id"] = None if no_external_id else external_id
-    if metadata or no_metadata:
-        body["metadata"] = {} if no_metadata else labels_of(metadata or ())
     if base or all_bases or no_bases:
         body["allowed_bases"] = None if all_bases else [] if no_bases else base
     if store_prompts_days is not None:
@@ -164,11 +162,6 @@ def delete(
         "DELETE", path_of("tenants", tenant), params=query, headers=meant_for(if_match)
     )
     show_json(deleted) if as_json else show([deleted], ("id", "deleted", "erased"))
-
-
-def _refuse_both(*given: bool) -> None:
-    if sum(given) > 1:
-        fail("two options that say the contrary: see --help")
 
 
 def _policy(days: int) -> dict[str, object]:

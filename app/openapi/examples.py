@@ -78,6 +78,7 @@ REQUESTS: dict[str, Any] = {
     "PATCH /tenants/{tenant}": {"metadata": {"team": "support"}},
     "POST /keys": {"name": "production", "scopes": ["inference"]},
     "POST /adapters": {"name": MODEL, "description": "Answers about returns."},
+    "PATCH /adapters/{adapter}": {"metadata": {"team": "support"}},
     "PUT /adapters/{adapter}/aliases/{alias}": {"version": "v1"},
     "POST /adapters/{adapter}/rollouts": {
         "alias": "prod",

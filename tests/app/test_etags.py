@@ -27,6 +27,7 @@ KEY: dict[str, Any] = {
     "disabled_at": None,
     "replaced_by": None,
     "api_version": "2026-11-30",
+    "metadata": {},
 }
 IMPORT: dict[str, Any] = {
     "id": "imp_1",

@@ -26,6 +26,7 @@ VALID_BODIES = {
     ("POST", "keys"): {},
     ("POST", "adapters"): {"name": "x"},
     ("PATCH", "{tenant}"): {},
+    ("PATCH", "{adapter}"): {},
     ("PUT", "{alias}"): {"version": "v1"},
     ("PUT", "limits"): {},
     ("PUT", "plan"): {"plan": None},

@@ -143,6 +143,7 @@ async def walk_adapter(walk: Walk, files: dict[str, bytes]) -> None:
     await walk_rollouts(walk)
     await walk_aliases(walk)
     await walk_versions(walk)
+    await walk.change(BOT, "PATCH", json={"description": "Answers about returns."})
     await walk.change(BOT, "DELETE")
 
 
@@ -208,7 +209,7 @@ async def test_a_tenants_change_meant_for_another_state_changes_nothing(
     await walk_keys(theirs)
     await walk_files_and_batches(theirs)
     await walk_adapter(theirs, files)
-    assert theirs.num_changes == 22
+    assert theirs.num_changes == 23
 
 
 async def test_an_operators_change_meant_for_another_state_changes_nothing(
@@ -219,7 +220,7 @@ async def test_an_operators_change_meant_for_another_state_changes_nothing(
     await walk_adapter(of_tenant, files)
     fleet = Walk(admin, "/admin/v1", OPERATOR)
     await walk_fleet(fleet, clock)
-    assert (of_tenant.num_changes, fleet.num_changes) == (20, 6)
+    assert (of_tenant.num_changes, fleet.num_changes) == (21, 6)
 
 
 async def test_control_a_change_that_heeds_no_etag_is_noticed(

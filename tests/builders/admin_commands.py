@@ -27,6 +27,7 @@ key delete acme key_1 --yes --if-match e
 adapter create bot -t acme --base-model b --description "Of returns." --metadata team=support
 adapter list -t acme
 adapter show bot -t acme
+adapter set bot -t acme --description "" --metadata team=support --if-match e
 adapter versions bot -t acme
 adapter alias bot prod v2 -t acme --wait 1 --if-match e
 adapter push {folder} -t acme --name bot --wait 1 --no-activate --strict --license mit

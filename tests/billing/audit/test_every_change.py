@@ -77,6 +77,7 @@ def changes(base: BaseSpec) -> list[Change]:
         ("POST", f"{acme}/keys/{{key}}/disable", {}),
         ("DELETE", f"{acme}/keys/{{key}}", {}),
         ("POST", f"{acme}/adapters", {"json": {"name": "bot"}}),
+        ("PATCH", bot, {"json": {"metadata": {"a": "b"}}}),
         ("PUT", f"{bot}/limits", limits),
         ("POST", f"{bot}/uploads", {"json": {"files": declared}}),
         ("POST", f"{bot}/uploads/{{upload}}/cancel", {}),

@@ -1,4 +1,4 @@
-"""An adapter carries labels of its owner's own, within bounds."""
+"""An adapter carries labels of its owner's own, within bounds; they and its description change."""
 
 from __future__ import annotations
 
@@ -27,7 +27,14 @@ async def test_an_adapters_metadata_is_shown_wherever_it_is_and_bounded(
     assert made["metadata"] == read["metadata"] == labels
     assert [row["metadata"] for row in listed] == [{}, labels]
     assert (await operator.done("GET", BOT))["metadata"] == {}, "the control"
+    again = await operator.done("PATCH", f"{ADAPTERS}/labelled", json={"description": "Answers."})
+    assert (again["description"], again["metadata"]) == ("Answers.", labels)
+    again = await operator.done("PATCH", f"{ADAPTERS}/labelled", json={"metadata": {}})
+    assert (again["description"], again["metadata"]) == ("Answers.", {})
+    assert again == await operator.done("GET", f"{ADAPTERS}/labelled")
     for refused in REFUSED:
+        patched = await operator.call("PATCH", BOT, json={"metadata": refused})
+        assert patched.status_code == 400, refused
         body = {"name": "other", "metadata": refused}
         answer = await operator.call("POST", ADAPTERS, json=body)
         assert answer.status_code == 400, refused
