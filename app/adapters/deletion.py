@@ -33,7 +33,8 @@ MAX_DRAIN_S = 86_400
 
 @dataclass(frozen=True, slots=True)
 class Deletion:
-    """How: `force` lets go of a version's aliases, which `aliases` says how: see `REMOVE_ALIASES`.
+    """How: `force` lets go of aliases: of a version's as `aliases` says (see `REMOVE_ALIASES`), of
+    an adapter's with its rollouts, for which there is nothing else to mean.
 
     `drain_s`: how long requests that run may go on; by default `REMOVAL_DELAY_S`, or not at all
     where `erase` asks for the bytes to go now, and not to be retained for a restoration.
@@ -115,15 +116,23 @@ async def delete_adapter(
 ) -> Adapter:
     """Forget an adapter with its versions, aliases and rollouts; a worker removes the bytes.
 
-    Nothing of it is retained: with its row goes what it could be restored to. Of `how` only
-    `drain_s` and `erase` mean something (docs/decisions/0028-deleting-an-adapter.md).
-    Raises as `check_etag`.
+    Nothing of it is retained: with its row goes what it could be restored to
+    (docs/decisions/0028-deleting-an-adapter.md).
+    Raises as `check_etag`; without `force` ConflictError (`alias_in_use`) while it has aliases, of
+    which a rollout that is not over moves one.
     """
     adapter = await lock_adapter(session, tenant_id, reference)
     adapters = AdapterRepository(session, tenant_id)
     aliases = await adapters.aliases_of([adapter.id])
     before = AdapterView.of(adapter, aliases[adapter.id])
     check_etag(before.etag, if_match)
+    if before.aliases and not how.force:
+        raise ConflictError(
+            f"It has aliases: {', '.join(before.aliases)}. Delete them first, or say force=true.",
+            code="alias_in_use",
+            param="adapter",
+            details={"aliases": list(before.aliases)},
+        )
     for locator in await adapters.locators_of(adapter.id):
         await add_job(session, tenant_id, "remove", locator, delay_s=how.delay_s)
     await adapters.remove(adapter.id)

@@ -68,12 +68,13 @@ async def delete_adapter(
     adapter: str,
     owned: OwnedSession,
     trail: Trail,
+    force: bool = False,
     drain_s: DrainSeconds = None,
     erase: bool = False,
     if_match: IfMatch = None,
 ) -> Deleted:
-    """With its versions, aliases and rollouts: whoever deletes it names it with all it has."""
-    how = deletion.Deletion(drain_s=drain_s, erase=erase)
+    """With its versions; with its aliases and rollouts where `force` says so."""
+    how = deletion.Deletion(force=force, drain_s=drain_s, erase=erase)
     deleted = await deletion.delete_adapter(
         owned.session, owned.tenant_id, adapter, how, trail, if_match=if_match
     )

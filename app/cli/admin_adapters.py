@@ -135,18 +135,21 @@ def delete(
     context: typer.Context,
     name: AdapterName,
     tenant: TenantOption,
+    force: Annotated[
+        bool, typer.Option("--force", help="With its aliases and rollouts, too.")
+    ] = False,
     drain_s: DrainSeconds = None,
     erase: Erase = False,
     yes: Yes = False,
     if_match: IfMatch = None,
     as_json: Json = False,
 ) -> None:
-    """Delete an adapter with all its versions."""
+    """Delete an adapter with all its versions. Refused while it has aliases, without --force."""
     confirm(f"Delete {name} of {tenant} with all versions?", yes=yes)
     deleted = client_of(context).call(
         "DELETE",
         adapter_path(tenant, name),
-        params=deletion_query(drain_s, erase=erase),
+        params=deletion_query(drain_s, erase=erase) | ({"force": True} if force else {}),
         headers=meant_for(if_match),
     )
     answer(deleted, ("id", "deleted"), as_json=as_json)

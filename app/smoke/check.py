@@ -91,7 +91,7 @@ class SmokeCheck:
             key = self._step("key", lambda: self._call("POST", f"{path}/keys", json={}))
             yield key["secret"]
         finally:
-            self._admin.delete(f"{path}/adapters/{ADAPTER}")
+            self._admin.delete(f"{path}/adapters/{ADAPTER}?force=true")
             self._admin.delete(path)
 
     def _upload(self) -> None:

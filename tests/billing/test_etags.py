@@ -144,7 +144,7 @@ async def walk_adapter(walk: Walk, files: dict[str, bytes]) -> None:
     await walk_aliases(walk)
     await walk_versions(walk)
     await walk.change(BOT, "PATCH", json={"description": "Answers about returns."})
-    await walk.change(BOT, "DELETE")
+    await walk.change(BOT, "DELETE", params={"force": True})
 
 
 async def walk_files_and_batches(walk: Walk) -> None:

@@ -87,6 +87,7 @@ async def send_adapters(calls: DocumentedCalls, operator: Operator, base: BaseSp
         await operator.run_jobs()
     await calls.send("GET /adapters")
     await calls.send(f"GET {ADAPTER}")
+    await calls.send(f"PATCH {ADAPTER}")
     await calls.send(f"GET {ADAPTER}/versions")
     assert (await calls.send(f"GET {VERSION}")).json()["state"] == "active"
     for below in ("report", "download", "files/{path}"):
@@ -170,7 +171,7 @@ async def send_ends(calls: DocumentedCalls) -> None:
     await calls.send(f"POST {VERSION}/activate")
     await calls.send(f"DELETE {VERSION}")
     await calls.send(f"DELETE {ALIAS}")
-    await calls.send(f"DELETE {ADAPTER}")
+    await calls.send(f"DELETE {ADAPTER}", params={"force": True})
 
 
 def example_of(calls: DocumentedCalls, name: str) -> dict[str, object]:

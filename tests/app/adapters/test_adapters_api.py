@@ -153,6 +153,17 @@ async def test_prod_that_was_taken_away_is_not_given_by_itself(
     assert (await operator.done("GET", BOT))["aliases"] == {}
 
 
+async def test_an_adapter_with_aliases_is_deleted_by_force_alone(
+    operator: Operator, two_versions: None
+) -> None:
+    refused = await operator.call("DELETE", BOT)
+    assert code(refused) == (409, "alias_in_use")
+    assert refused.json()["error"]["aliases"] == ["prod"]
+    await operator.done("DELETE", f"{BOT}/aliases/prod")
+    await operator.done("DELETE", BOT)
+    assert code(await operator.call("GET", BOT)) == (404, "not_found")
+
+
 async def test_deleted_adapter_is_gone_with_its_aliases_and_its_name_is_free(
     operator: Operator,
     admin: httpx.AsyncClient,
@@ -167,7 +178,7 @@ async def test_deleted_adapter_is_gone_with_its_aliases_and_its_name_is_free(
     assert code(refused) == (412, "etag_mismatch")
     assert len((await operator.done("GET", BOT))["aliases"]) == 2
 
-    await operator.done("DELETE", BOT)
+    await operator.done("DELETE", BOT, params={"force": True})
     assert code(await operator.call("GET", BOT)) == (404, "not_found")
     await operator.run_jobs_after()
     assert stored_folders(settings) == []
@@ -184,11 +195,11 @@ async def test_bytes_that_another_adapter_needs_are_kept(
     await operator.push("acme", "twin", adapter_files(tiny_base, seed=1))
     assert len(stored_folders(settings)) == 2  # one folder for both
 
-    await operator.done("DELETE", BOT)
+    await operator.done("DELETE", BOT, params={"force": True})
     await operator.run_jobs_after()
     assert len(stored_folders(settings)) == 1
 
-    await operator.done("DELETE", "/tenants/acme/adapters/twin")
+    await operator.done("DELETE", "/tenants/acme/adapters/twin", params={"force": True})
     await operator.run_jobs_after()
     assert stored_folders(settings) == []
 
@@ -217,7 +228,7 @@ async def test_tenant_manages_its_own_adapters_by_the_same_rules(
 
     listed = await api.get("/v1/adapters", headers=acme.headers)
     assert [row["name"] for row in listed.json()["data"]] == ["one", "two"]
-    deleted = await api.delete("/v1/adapters/one", headers=acme.headers)
+    deleted = await api.delete("/v1/adapters/one?force=true", headers=acme.headers)
     assert deleted.json()["deleted"] is True
 
 

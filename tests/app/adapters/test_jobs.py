@@ -100,7 +100,7 @@ async def test_adapter_deleted_before_its_check_leaves_nothing(
     operator: Operator, tiny_base: BaseSpec, settings: Settings, database: TestDatabase
 ) -> None:
     await operator.upload("acme", "bot", adapter_files(tiny_base))
-    await operator.done("DELETE", BOT)
+    await operator.done("DELETE", BOT, params={"force": True})
     await operator.run_jobs_after()
 
     assert await as_owner(database, "SELECT id FROM adapter_jobs") == []

@@ -98,7 +98,7 @@ async def test_same_bytes_of_two_tenants_are_kept_apart(
     locators = [(await resolved(context, t, "bot")).adapter.locator for t in (acme, globex)]
     assert locators[0] != locators[1]
 
-    await operator.done("DELETE", "/tenants/acme/adapters/bot")
+    await operator.done("DELETE", "/tenants/acme/adapters/bot", params={"force": True})
     await operator.run_jobs_after()
 
     assert (context.store.fetch(locators[1]) / "adapter_config.json").is_file()

@@ -209,7 +209,7 @@ async def test_control_without_erase_they_stay_for_a_while(
 async def test_a_deleted_adapters_bytes_are_erased_with_a_record_that_outlives_it(
     operator: Operator, versions: list[Version], engine: StubLoop, settings: Settings
 ) -> None:
-    await operator.done("DELETE", BOT, params={"erase": True})
+    await operator.done("DELETE", BOT, params={"force": True, "erase": True})
     await operator.run_jobs()
     assert stored(settings) == []
     digests = {each["digest"] for each in await erasures(operator)}

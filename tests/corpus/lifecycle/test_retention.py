@@ -107,7 +107,7 @@ async def test_a_deleted_adapters_bytes_are_retained_for_nobody(
 ) -> None:
     await operator.done("DELETE", V2)
     await operator.run_jobs_after()
-    await operator.done("DELETE", BOT, params={"erase": True})
+    await operator.done("DELETE", BOT, params={"force": True, "erase": True})
     await operator.run_jobs()
     assert stored(settings) == []
 

@@ -94,7 +94,7 @@ async def test_uploads_of_both_kinds_are_verified_from_the_bucket_and_leave_noth
     monkeypatch.setattr("lora.store_object.canonical_rows", lose)
     half = await operator.upload("acme", "bot", adapter_files(tiny_base, seed=3))
     assert half.status_code == 503
-    await operator.done("DELETE", "/tenants/acme/adapters/bot")
+    await operator.done("DELETE", "/tenants/acme/adapters/bot", params={"force": True})
     await operator.run_jobs_after()
     assert {path.rpartition("/")[2] for path in kept(settings)} == {CONFIG_FILE, WEIGHTS_FILE}
     await operator.run_jobs_after(MAX_PUT_S)

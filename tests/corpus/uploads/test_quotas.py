@@ -178,7 +178,9 @@ async def test_a_tenant_is_not_locked_while_a_slow_store_takes_its_bytes(
     uploading = asyncio.create_task(operator.upload("acme", "bot", adapter_files(tiny_base)))
     assert await asyncio.to_thread(slow.began.wait, 30)
     await asyncio.wait_for(operator.new_adapter("acme", "meanwhile"), 10)
-    await asyncio.wait_for(operator.done("DELETE", "/tenants/acme/adapters/meanwhile"), 10)
+    await asyncio.wait_for(
+        operator.done("DELETE", "/tenants/acme/adapters/meanwhile", params={"force": True}), 10
+    )
     slow.may_go_on.set()
     assert (await uploading).status_code == 201
 
@@ -229,7 +231,9 @@ async def test_what_is_refused_at_the_end_leaves_no_bytes_but_those_that_others_
         slow.may_go_on.clear()
     uploading = asyncio.create_task(operator.upload("acme", "bot", files))
     assert await asyncio.to_thread(slow.began.wait, 30)
-    await asyncio.wait_for(operator.done("DELETE", "/tenants/acme/adapters/bot"), 10)
+    await asyncio.wait_for(
+        operator.done("DELETE", "/tenants/acme/adapters/bot", params={"force": True}), 10
+    )
     slow.may_go_on.set()
     assert (await uploading).status_code == 404
     assert num_stored(settings) == num_kept
@@ -271,7 +275,9 @@ async def test_bytes_of_a_rejected_version_that_are_put_back_and_refused_do_not_
     slow.may_go_on.clear()
     uploading = asyncio.create_task(operator.upload("acme", "bot", unsound))
     assert await asyncio.to_thread(slow.began.wait, 30)
-    await asyncio.wait_for(operator.done("DELETE", "/tenants/acme/adapters/bot"), 10)
+    await asyncio.wait_for(
+        operator.done("DELETE", "/tenants/acme/adapters/bot", params={"force": True}), 10
+    )
     slow.may_go_on.set()
     assert (await uploading).status_code == 404
     await operator.run_jobs_after()
