@@ -6,7 +6,6 @@ is read where the headers say so; parsing, hashing and writing happen in a threa
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 from starlette.requests import Request
@@ -21,6 +20,7 @@ from app.receiving import (
     too_large,
 )
 from app.rollouts.golden_file import MAX_BYTES as MAX_EVAL_BYTES
+from app.sinks import to_its_end
 from lora.digest import FileDigest
 from lora.store import CHAT_TEMPLATE_FILE, CONFIG_FILE, EVAL_FILE, WEIGHTS_FILE
 
@@ -45,7 +45,7 @@ async def receive_files(
         await pump(request, receiver.feed, max_body_bytes, lambda: too_large(max_body_bytes))
         return receiver.finish()
     finally:
-        await asyncio.to_thread(receiver.close)
+        await to_its_end(receiver.close)
 
 
 def max_bytes_by_name(max_upload_bytes: int) -> dict[str, int]:

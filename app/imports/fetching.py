@@ -23,6 +23,7 @@ from obstore.exceptions import BaseError, PermissionDeniedError, Unauthenticated
 from app.imports.errors import ImportFailure, not_found, source_failed, too_large
 from app.imports.guarded_http import GuardedClient
 from app.imports.sources import Source
+from app.sinks import new_file
 from lora.digest import FileDigest
 from lora.store import CHAT_TEMPLATE_FILE, CONFIG_FILE, WEIGHTS_FILE
 from lora.store_open import open_objects
@@ -163,8 +164,7 @@ async def _write(
 ) -> FileDigest:
     sha256 = hashlib.sha256()
     num_bytes = 0
-    sink = await asyncio.to_thread(target.open, "xb")
-    try:
+    async with new_file(target) as sink:
         async for chunk in incoming.chunks:
             num_bytes += len(chunk)
             if num_bytes > max_bytes:
@@ -176,8 +176,6 @@ async def _write(
 
             await asyncio.to_thread(keep)
             progress(len(chunk))
-    finally:
-        await asyncio.to_thread(sink.close)
     if incoming.num_bytes not in (None, num_bytes):
         raise source_failed(f"'{target.name}' ends too early.")
     return FileDigest(target.name, num_bytes, sha256.hexdigest())

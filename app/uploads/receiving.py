@@ -27,6 +27,7 @@ from app.errors import (
     UnsupportedMediaTypeError,
 )
 from app.receiving import declared_bytes, pump, refuse_encoding, too_large
+from app.sinks import new_file
 from app.uploads.layout import Part, find_part
 from app.uploads.repository import UploadRepository
 from app.uploads.service import check_open, find_upload, lock_upload
@@ -102,16 +103,13 @@ def _is_range_of(content_range: str | None, part: Part) -> bool:
 
 async def _receive(request: Request, target: Path, part: Part) -> str:
     sha256 = hashlib.sha256()
-    sink = await asyncio.to_thread(target.open, "xb")
+    async with new_file(target) as sink:
 
-    def keep(chunk: bytes) -> None:
-        sha256.update(chunk)
-        sink.write(chunk)
+        def keep(chunk: bytes) -> None:
+            sha256.update(chunk)
+            sink.write(chunk)
 
-    try:
         num_bytes = await pump(request, keep, part.num_bytes, lambda: _wrong_length(part))
-    finally:
-        await asyncio.to_thread(sink.close)
     if num_bytes != part.num_bytes:
         raise _wrong_length(part)
     return sha256.hexdigest()
