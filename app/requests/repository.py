@@ -101,6 +101,14 @@ class LedgerRepository:
             )
         )
 
+    async def find_owners(self, request_ids: Collection[str]) -> dict[str, str]:
+        """Of these requests, which API process owns each that has not ended."""
+        query = select(AcceptedRequest.request_id, AcceptedRequest.api_id).where(
+            AcceptedRequest.request_id.in_(request_ids), AcceptedRequest.state == "accepted"
+        )
+        rows = await self._session.execute(query)
+        return {row.request_id: row.api_id for row in rows}
+
     async def ensure_partitions(self, num_days: int) -> int:
         """Make the partitions of today and the days after it; how many were missing."""
         return await self._session.scalar(_ENSURE_PARTITIONS, {"num_days": num_days}) or 0

@@ -105,12 +105,12 @@ class Sweeper:
         self._untold = Settlement()
 
     async def _end(self, requests: Collection[AcceptedRequest]) -> list[AcceptedRequest]:
-        """Those of them that nobody else has ended meanwhile."""
+        """Those of them that nobody else has ended, or accepted again, meanwhile."""
         async with self._database.session() as session:
             ledger = LedgerRepository(session)
             await ledger.open()
-            still_open = await ledger.spend.find_open([each.request_id for each in requests])
-            lost = [each for each in requests if each.request_id in still_open]
+            owners = await ledger.find_owners([each.request_id for each in requests])
+            lost = [each for each in requests if owners.get(each.request_id) == each.api_id]
             held = await ledger.find_checkpoints([request.request_id for request in lost])
             checkpoints = {(entry.tenant_id, entry.request_id): entry for entry in held}
             settlement = await write_records(

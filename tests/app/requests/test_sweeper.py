@@ -9,9 +9,10 @@ import msgspec
 import pytest
 from redis.asyncio import Redis
 from redis.exceptions import ConnectionError
+from sqlalchemy import text
 
 from app.admission.messages import Record, Settlement
-from app.db import Database
+from app.db import Database, ledger_scope
 from app.requests.acceptance import Acceptance
 from app.requests.consumer import UsageConsumer
 from app.requests.sweeper import Sweeper
@@ -171,6 +172,32 @@ async def test_a_sweep_that_fails_amid_what_it_takes_back_leaves_nothing_behind(
     finals = await rows.finals()
     assert sorted(row["request_id"] for row in finals) == names
     assert {row["finish_reason"] for row in finals} == {"api_lost"}
+
+
+async def test_what_another_process_accepts_again_amid_a_sweep_is_not_lost(
+    sweeper: Sweeper,
+    time: Time,
+    rows: Rows,
+    accepted: None,
+    beat: Beat,
+    registry: Database,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As a worker does with the lines of a batch that a dead one had."""
+    await beat()
+    abort = sweeper._abort
+    taken_over = text("UPDATE requests SET api_id = 'api-live' WHERE api_id = 'api-dead'")
+
+    async def abort_late(args: object) -> None:
+        async with registry.session() as session:
+            await ledger_scope(session)
+            await session.execute(taken_over)
+            await session.commit()
+        await abort(args=args)
+
+    monkeypatch.setattr(sweeper, "_abort", abort_late)
+    assert await sweep_for(sweeper, time, 20) == 0
+    assert await rows.finals() == []
 
 
 async def test_what_admission_was_not_told_of_a_sweep_the_next_one_tells(
