@@ -51,6 +51,7 @@ _SCOPE = text(
 )
 
 _LOCK_NAME = text("SELECT pg_advisory_xact_lock(hashtextextended(:name, 0))")
+_TRY_LOCK_NAME = text("SELECT pg_try_advisory_xact_lock(hashtextextended(:name, 0))")
 
 
 class Database:
@@ -191,6 +192,11 @@ async def billing_scope(session: AsyncSession) -> None:
 async def lock_name(session: AsyncSession, name: str) -> None:
     """Until the transaction ends, nobody else has the lock of this name, in this database."""
     await session.execute(_LOCK_NAME, {"name": name})
+
+
+async def try_lock_name(session: AsyncSession, name: str) -> bool:
+    """The same, without waiting: False where somebody has it."""
+    return bool(await session.scalar(_TRY_LOCK_NAME, {"name": name}))
 
 
 async def _set_scope(

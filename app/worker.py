@@ -52,7 +52,8 @@ log = structlog.get_logger()
 
 POLL_INTERVAL_S = 2.0
 STATEMENT_TIMEOUT_S = 300.0
-"""Longer than any statement takes: from then on a Postgres that says nothing is gone."""
+"""Longer than any statement works: from then on a Postgres that says nothing is gone. An import
+that waits so long for bytes, which somebody else puts down meanwhile, begins again."""
 LEDGER_TIMEOUT_S = 10.0
 """The same for the ledger, whose statements are short, and for which everybody waits."""
 

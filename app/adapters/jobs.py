@@ -28,13 +28,14 @@ from app.adapters.job_trail import TrailOf, record_moves, watch
 from app.adapters.jobs_repository import (
     claim_job,
     finish_job,
+    forget_guards,
     is_removed_later,
     postpone_job,
     retain_job,
 )
 from app.adapters.validator import Validator
 from app.adapters.verification import Verifier, verify_version
-from app.adapters.versions_repository import is_needed, lock_bytes
+from app.adapters.versions_repository import is_needed, try_lock_bytes
 from app.db import Database, tenant_scope
 from app.errors import UnavailableError
 from app.tables import AdapterJob
@@ -44,6 +45,10 @@ from lora.store import AdapterStore
 log = structlog.get_logger()
 
 MAX_TRIAL_ATTEMPTS = 3  # for how long a version waits for an engine that could try it
+
+
+class BytesBusyError(Exception):
+    """Somebody puts the bytes down, or removes them; that may take long, and other jobs wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +91,9 @@ class JobRunner:
                 attempts = min(attempts, MAX_TRIAL_ATTEMPTS)
                 log.info("adapter_not_tried", job_id=job_id, reason=str(error))
                 await session.rollback()
+            except BytesBusyError:
+                attempts -= 1
+                await session.rollback()
             except Exception:  # whatever it is, it must not stop the jobs behind it
                 log.exception("job_failed", job_id=job_id, kind=job.kind, attempts=attempts)
                 await session.rollback()
@@ -105,7 +113,8 @@ class JobRunner:
 
     async def _remove(self, session: AsyncSession, job: AdapterJob) -> bool:
         tenant_id, locator = job.tenant_id, job.subject
-        await lock_bytes(session, locator)
+        if not await try_lock_bytes(session, locator):
+            raise BytesBusyError
         is_shared = await is_needed(session, tenant_id, locator)
         is_patient = job.attempts + 1 < MAX_SILENT_TRIES
         if job.retain_until is not None and job.retain_until > self.now():
@@ -115,6 +124,8 @@ class JobRunner:
             return False
         if await is_removed_later(session, job):
             return True
+        if job.is_guard:
+            await forget_guards(session, job)
         if is_shared:
             await finish_deletion(session, tenant_id, locator)
             return True

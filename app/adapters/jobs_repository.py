@@ -9,7 +9,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Literal
 
-from sqlalchemy import delete, func, select, text, update
+from sqlalchemy import delete, func, select, text, true, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.db import worker_scope
@@ -22,6 +22,8 @@ MAX_BACKOFF_S = 3600
 # Bytes outlive the version that is deleted: a request pinned to it may still wait in the queue, or
 # be preempted and have to load its adapter again.
 REMOVAL_DELAY_S = 600
+GUARD_OVER_S = 1800
+"""Older than that, an upload whose bytes are not locked is not about to put them."""
 
 _NOTIFY = text("SELECT pg_notify(:channel, '')")
 
@@ -77,7 +79,8 @@ async def add_guard(session: AsyncSession, tenant_id: str, locator: str, *, dela
 async def remove_guard(session: AsyncSession, tenant_id: str, guard_id: str) -> None:
     """The bytes have a version, or are gone. In the tenant's scope.
 
-    A guard that a worker has claimed stays: that one waits for the bytes' lock, which is held here.
+    A guard that a worker has in hand stays, and is not waited for: that one finds the bytes locked,
+    comes back, and finds their version.
     """
     unclaimed = (
         select(AdapterJob.id)
@@ -87,6 +90,28 @@ async def remove_guard(session: AsyncSession, tenant_id: str, guard_id: str) -> 
     await session.execute(
         delete(AdapterJob)
         .where(AdapterJob.tenant_id == tenant_id, AdapterJob.id.in_(unclaimed))
+        .execution_options(synchronize_session=False)
+    )
+
+
+async def forget_guards(session: AsyncSession, job: AdapterJob) -> None:
+    """A guard does its work for all of the same bytes whose uploads are over: they are locked, and
+    whoever has waited for that in vain has long been told so. In the tenant's scope.
+    """
+    over = (
+        select(AdapterJob.id)
+        .where(
+            AdapterJob.tenant_id == job.tenant_id,
+            AdapterJob.subject == job.subject,
+            AdapterJob.is_guard,
+            AdapterJob.id != job.id,
+            AdapterJob.created_at < func.now() - timedelta(seconds=GUARD_OVER_S),
+        )
+        .with_for_update(skip_locked=True)
+    )
+    await session.execute(
+        delete(AdapterJob)
+        .where(AdapterJob.tenant_id == job.tenant_id, AdapterJob.id.in_(over))
         .execution_options(synchronize_session=False)
     )
 
@@ -106,15 +131,17 @@ async def claim_job(session: AsyncSession) -> AdapterJob | None:
 async def is_removed_later(session: AsyncSession, job: AdapterJob) -> bool:
     """Whether another job, not yet due, is to remove the same bytes. In the tenant's scope.
 
-    A guard is none: what was deleted waits for no upload.
+    A guard is none: what was deleted waits for no upload. It leaves them to any other, due or not,
+    which may retain them.
     """
+    is_later = AdapterJob.not_before > func.now()
     found = await session.scalar(
         select(AdapterJob.id)
         .where(
             AdapterJob.tenant_id == job.tenant_id,
             AdapterJob.kind == "remove",
             AdapterJob.subject == job.subject,
-            AdapterJob.not_before > func.now(),
+            true() if job.is_guard else is_later,
             ~AdapterJob.is_guard,
         )
         .limit(1)

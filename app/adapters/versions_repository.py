@@ -10,7 +10,7 @@ from sqlalchemy import Select, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.adapters.states import DELETED, DELETING, GONE, NEEDS_BYTES, REJECTED
-from app.db import lock_name
+from app.db import lock_name, try_lock_name
 from app.pages import PageQuery
 from app.tables import AdapterJob, AdapterVersion
 
@@ -104,6 +104,11 @@ class VersionRepository:
 async def lock_bytes(session: AsyncSession, locator: str) -> None:
     """Until the transaction ends, nobody else stores or removes the bytes at `locator`."""
     await lock_name(session, locator)
+
+
+async def try_lock_bytes(session: AsyncSession, locator: str) -> bool:
+    """The same, without waiting: False where somebody does."""
+    return await try_lock_name(session, locator)
 
 
 async def is_needed(session: AsyncSession, tenant_id: str, locator: str) -> bool:

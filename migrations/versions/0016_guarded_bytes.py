@@ -1,8 +1,9 @@
 """Jobs that remove what an upload left which came to nothing, and imports that activate nothing.
 
 Expand only: an older process neither reads nor writes the columns. A guard that it meets is to it
-the removal of any bytes, which it does where no version needs them; an import that it runs makes an
-active version.
+the removal of any bytes, which it does where no version needs them, and for which it leaves an
+erasure that is due before: that is done when the guard is, an hour after it was made at the latest.
+An import that it runs makes an active version.
 """
 
 from __future__ import annotations

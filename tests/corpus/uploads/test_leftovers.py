@@ -25,10 +25,10 @@ from lora.base_spec import BaseSpec
 from lora.store import WEIGHTS_FILE, StoreUnavailableError, locator_of
 from tests.builders.adapter_files import adapter_files
 from tests.builders.operator import Operator, Tenant
-from tests.builders.waiting import eventually
 from tests.fixtures.servers import TestDatabase
 
 BOT = "/tenants/acme/adapters/bot"
+COMES_BACK_S = 60
 Files = dict[str, bytes]
 REFUSE_COMMITS = (
     "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS"
@@ -211,7 +211,7 @@ async def test_bytes_that_are_erased_while_they_are_sent_again_stay_for_the_new_
     put.may_end.set()
     sent = await uploading
     assert await working
-    await operator.run_jobs()
+    await operator.run_jobs_after(COMES_BACK_S)
 
     assert (await operator.done("GET", f"{BOT}/versions/v1"))["state"] == "deleted"
     if is_lost:
@@ -233,27 +233,54 @@ async def test_a_guard_that_comes_due_too_early_removes_nothing_of_what_succeeds
     context: AppContext,
     owner: Database,
 ) -> None:
-    """A worker has it in hand, and waits for the upload, which does not wait for the worker."""
+    """A worker that has it in hand finds the bytes locked, does other jobs, and comes back."""
     uploading = await begin(operator, put, files)
     async with context.database.session() as session:
         await worker_scope(session)
         await session.execute(update(AdapterJob).values(not_before=AdapterJob.created_at))
         await session.commit()
-    working = asyncio.create_task(jobs.run_next())
-
-    async def waits() -> bool:
-        async with owner.session() as session:
-            ungranted = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
-            return await session.scalar(text(ungranted)) == 1
-
-    await eventually(waits)
-    put.may_end.set()
-    with capture_logs() as logs:  # neither is the victim of a deadlock
+    with capture_logs() as logs:
+        assert await asyncio.wait_for(jobs.run_next(), 10)
+        put.may_end.set()
         assert (await uploading).status_code == 201
-        assert await working
     assert "job_failed" not in [each["event"] for each in logs]
-    await operator.run_jobs()
+    await operator.run_jobs_after(COMES_BACK_S)
     assert len(stored(settings)) == 2
     assert (await operator.done("GET", f"{BOT}/versions/v1"))["state"] == "active"
     async with owner.session() as session:
         assert await session.scalar(text("SELECT count(*) FROM adapter_jobs")) == 0
+
+
+async def test_a_guard_leaves_what_is_retained_alone_whichever_comes_first(
+    operator: Operator, acme: Tenant, files: Files, owner: Database, settings: Settings
+) -> None:
+    """The deletion is behind: what runs on the bytes has not been ended yet."""
+    await run(owner, REFUSE_COMMITS)
+    await operator.upload("acme", "bot", files)
+    await run(owner, ACCEPT_COMMITS)
+    await operator.push("acme", "bot", files)
+    await operator.done("DELETE", f"{BOT}/versions/v1", params={"force": True, "aliases": "remove"})
+    due = "UPDATE adapter_jobs SET not_before = now() - interval '{}' WHERE is_guard = {}"
+    await run(owner, [due.format("2 hours", "true"), due.format("1 hour", "false")])
+    await operator.run_jobs()
+    assert len(stored(settings)) == 2
+    assert (await operator.done("POST", f"{BOT}/versions/v1/restore"))["state"] == "active"
+
+
+async def test_one_guard_does_the_work_of_all_that_are_over(
+    operator: Operator, acme: Tenant, files: Files, owner: Database, settings: Settings
+) -> None:
+    await run(owner, REFUSE_COMMITS)
+    for _ in range(3):
+        await operator.upload("acme", "bot", files)
+    await run(owner, ACCEPT_COMMITS)
+    old = "UPDATE adapter_jobs SET created_at = created_at - interval '1 hour' WHERE id <> ({})"
+    newest = "SELECT id FROM adapter_jobs ORDER BY created_at DESC LIMIT 1"
+    first = "UPDATE adapter_jobs SET not_before = now() WHERE id = ({})"
+    oldest = "SELECT id FROM adapter_jobs ORDER BY created_at LIMIT 1"
+    await run(owner, [old.format(newest), first.format(oldest)])
+    await operator.run_jobs()
+    assert stored(settings) == []
+    async with owner.session() as session:
+        left = await session.scalar(text("SELECT count(*) FROM adapter_jobs"))
+    assert left == 1, "whose upload may not have begun to put its bytes"
