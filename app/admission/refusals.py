@@ -30,6 +30,8 @@ _TYPES = {
     Kind.CONCURRENCY: "concurrency",
 }
 NEVER_MS = -1
+_NEVER = "It lets nothing pass."
+_TOO_LARGE = "It can never be admitted: make it smaller."
 
 
 def refusal_of(decision: Decision) -> ApiError:
@@ -49,7 +51,7 @@ def refusal_of(decision: Decision) -> ApiError:
             429,
             "request_exceeds_limit",
             kind,
-            f"{message} It can never be admitted: make it smaller.",
+            f"{message} {_NEVER if limit.limit == 0 else _TOO_LARGE}",
             headers={**headers, **NO_RETRY},
             details=details,
         )

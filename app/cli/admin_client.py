@@ -166,10 +166,17 @@ def describe_error(response: httpx.Response) -> str:
     try:
         error = response.json()["error"]
         lines = [f"{response.status_code} {error['code']}: {error['message']}"]
-        checks = error.get("report", {}).get("checks", [])
     except (ValueError, KeyError, TypeError):
         return f"the server answered {response.status_code}"
-    return "\n".join([*lines, *describe_checks(checks)])
+    return "\n".join([*lines, *describe_checks(report_of(response).get("checks", []))])
+
+
+def report_of(response: httpx.Response) -> Mapping[str, Any]:
+    """What was found in the files that an error is about; empty where it is about none."""
+    try:
+        return dict(response.json()["error"].get("report", {}))
+    except (ValueError, KeyError, TypeError):
+        return {}
 
 
 def describe_checks(checks: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Iterator
 from typing import Annotated, Any
 
@@ -26,6 +27,7 @@ from app.cli.admin_client import (
     describe_error,
     fail,
     meant_for,
+    stderr,
 )
 from app.cli.admin_push import Activate, License, Strict, ensure_adapter
 
@@ -34,6 +36,8 @@ PROGRESS = ("state", "bytes_done", "bytes_total", "version_id", "error")
 TOKEN_VARIABLE = "TENFOLD_IMPORT_TOKEN"
 SILENCE_S = 60.0
 """The server says something every quarter of a minute."""
+RETRY_S = 1.0
+MAX_TRIES = 30
 
 ImportId = Annotated[str, typer.Argument(metavar="IMPORT")]
 
@@ -110,14 +114,13 @@ def events(
 ) -> None:
     """Follow an import to its end. Exit status 1 where it brings no version."""
     path = adapter_path(tenant, name, "imports", import_id, "events")
-    shown: dict[str, Any] = {}
-    for shown in _events(client_of(context), path):
+    for shown in _until_ended(client_of(context), path):
         if as_json:
             typer.echo(json.dumps(shown))  # an object a line
         else:
             said = (f"{field}={shown[field]}" for field in PROGRESS if shown.get(field) is not None)
             typer.echo(" ".join(said))
-    if shown.get("state") != "succeeded":
+    if shown["state"] != "succeeded":
         raise typer.Exit(1)
 
 
@@ -136,10 +139,32 @@ def cancel(
     answer(cancelled, COLUMNS, as_json=as_json)
 
 
+def _until_ended(client: AdminClient, path: str) -> Iterator[dict[str, Any]]:
+    """Its states, each once. A server that ends before the import does is asked again."""
+    shown: dict[str, Any] = {}
+    num_tries = 0
+    while num_tries < MAX_TRIES:
+        num_tries += 1
+        for event in _events(client, path):
+            num_tries = 0
+            if event != shown:
+                shown = event
+                yield shown
+        if shown.get("ended_at") is not None:
+            return
+        time.sleep(RETRY_S)
+    fail("the import's events broke off")
+
+
 def _events(client: AdminClient, path: str) -> Iterator[dict[str, Any]]:
-    """The `data` of server-sent events (HTML Living Standard, 9.2); ours are of one line each."""
+    """The `data` of server-sent events (HTML Living Standard, 9.2); ours are of one line each.
+
+    None where the server is away.
+    """
     try:
         with client.http.stream("GET", f"/admin/v1{path}", timeout=SILENCE_S) as response:
+            if response.status_code == httpx.codes.SERVICE_UNAVAILABLE:
+                return
             if not response.is_success:
                 response.read()
                 fail(describe_error(response))
@@ -147,4 +172,4 @@ def _events(client: AdminClient, path: str) -> Iterator[dict[str, Any]]:
                 if line.startswith("data:"):
                     yield json.loads(line.removeprefix("data:"))
     except httpx.TransportError as error:
-        fail(f"the import's events broke off: {error}")
+        stderr.print(f"tenfold: {client.http.base_url}: {error}")

@@ -128,7 +128,7 @@ def assign(
 ) -> None:
     """Put a tenant on a plan."""
     body = {"plan": None if name == NO_LIMIT else name}
-    query = {"dry_run": "1"} if dry_run else {}
+    query = {"dry_run": True} if dry_run else {}
     shown = client_of(context).call(
         "PUT",
         path_of("tenants", tenant, "plan"),
@@ -172,7 +172,7 @@ def set_limits(
         if dry_run or any(body[term] is not None for term in TERMS):
             fail("--dry-run, --weight, --reserved-share and --priority are of tenants")
         body = body["limits"]
-    query = {"dry_run": "1"} if dry_run else {}
+    query = {"dry_run": True} if dry_run else {}
     path = _path(tenant, key, adapter)
     shown = client_of(context).call(
         "PUT", path, params=query, json=body, headers=meant_for(if_match)

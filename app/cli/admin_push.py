@@ -73,7 +73,8 @@ def push(
     told |= {} if license_ is None else {"license": license_}
     told |= {} if activate else {"activate": False}
     paths = files_of(folder)
-    ensure_adapter(client, tenant, name)
+    if upload is None:
+        ensure_adapter(client, tenant, name)
     if resumable or upload is not None:
         response = send_in_parts(client, adapter_path(tenant, name, "uploads"), paths, told, upload)
     else:

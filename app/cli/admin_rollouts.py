@@ -59,7 +59,10 @@ def create(
     golden: Annotated[
         Path | None,
         typer.Option(
-            exists=True, dir_okay=False, help="Golden prompts, a JSON object a line, as eval.jsonl."
+            exists=True,
+            dir_okay=False,
+            help="Golden prompts, a JSON object a line, as eval.jsonl; for a gate of "
+            "golden_failure_rate.",
         ),
     ] = None,
     on_fail: Annotated[
@@ -214,6 +217,6 @@ def _gate(option: str) -> Mapping[str, Any]:
 
 def _prompts(path: Path) -> list[Any]:
     try:
-        return [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+        return [json.loads(line) for line in path.read_bytes().split(b"\n") if line.strip()]
     except ValueError as error:
         fail(f"{path}: expected one JSON object a line: {error}")

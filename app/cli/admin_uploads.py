@@ -95,14 +95,16 @@ def send_in_parts(
     declared = [_declare(file) for file in paths]
     if upload_id is None:
         begun = client.call("POST", path, json={"files": declared})
-        stderr.print(f"If it breaks off, go on with --upload {begun['id']}")
+        stderr.print(f"If it breaks off, go on with the same and --upload {begun['id']}")
     else:
         begun = client.call("GET", path + path_of(upload_id))
         _check_same(begun, declared)
     if begun["state"] == UPLOADING:
         _send_missing(client, begun["files"], {file.name: file for file in paths})
     complete = path + path_of(begun["id"], "complete")
-    return client.send("POST", complete, params=told, timeout=patience(told.get("wait", 0)))
+    # All parts are read, checked and stored before the server begins to wait.
+    allowed = patience(PART_TIMEOUT_S + told.get("wait", 0))
+    return client.send("POST", complete, params=told, timeout=allowed)
 
 
 def _declare(path: Path) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from app.cli.admin_client import (
     fail,
     meant_for,
     patience,
+    report_of,
     show,
     show_json,
     stderr,
@@ -191,13 +192,19 @@ def validate(
     strict: Strict = False,
     as_json: Json = False,
 ) -> None:
-    """Check a PEFT folder as `adapter push` would, and keep nothing of it."""
+    """Check a PEFT folder as `adapter push` would, and keep nothing of it.
+
+    The adapter must be there. Exit status 1 where it would be refused; --json prints the report
+    then, too.
+    """
     client = client_of(context)
     name = name or folder.resolve().name
     paths = files_of(folder)
     path = adapter_path(tenant, name, "validate")
     response = send_files(client, path, paths, {"strict": strict})
     if not response.is_success:
+        if as_json and (report := report_of(response)):
+            show_json({"report": report})
         fail(describe_error(response))
     found = response.json()
     show_json(found) if as_json else _show_report(found["report"], as_json=False)
