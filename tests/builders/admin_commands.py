@@ -35,7 +35,7 @@ adapter push {folder} -t acme --name bot --wait 1 --no-activate --strict --licen
     --resumable
 adapter push {folder} -t acme --name bot --upload upl_1
 adapter pull bot v1 {out} -t acme
-adapter delete bot -t acme --drain-s 5 --erase --yes --if-match e
+adapter delete bot -t acme --force --drain-s 5 --erase --yes --if-match e
 version list bot -t acme
 version show bot v1 -t acme --wait 1
 version report bot v1 -t acme
@@ -63,7 +63,7 @@ alias shadow bot prod -t acme
 alias delete bot prod -t acme --yes --if-match e
 rollout create bot prod v2 -t acme --ladder 5,100 --soak-s 60 --on-fail pause --sticky-by user
     --gate error_rate:max=0.02 --gate ttft_ms:max_regression_pct=20,window_s=60,min_samples=20
-    --golden {golden}
+    --gate golden_failure_rate:max=0.1 --golden {golden}
 rollout list bot -t acme
 rollout show bot rol_1 -t acme
 rollout preview bot rol_1 -t acme
@@ -86,7 +86,7 @@ event list --after 5 --limit 1
 audit list acme
 audit heads
 audit verify
-audit verify acme --kept 42:9f3c
+audit verify acme --kept 42:{sha256}
 usage show --days 2 --until 1767225600 --bucket 1h --by tenant --by key --tenant acme
 usage show --csv
 usage reconcile --days 2 --until 1767225600 --tenant acme --limit 5

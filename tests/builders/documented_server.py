@@ -1,7 +1,8 @@
 """A server that is nothing but an OpenAPI document: it answers each operation with its example.
 
 Knows nothing of Tenfold. Invariants: what no operation of the document takes (a path, a query's
-name, a body that its schema refuses) is noted in `refused`; whatever is taken is noted in `sent`.
+name or value, a body that its schema refuses or that is missing) is noted in `refused`; whatever is
+taken is noted in `sent`. A rule that no JSON Schema can say is not known here.
 """
 
 from __future__ import annotations
@@ -48,14 +49,28 @@ class DocumentedServer:
         name = f"{method} {template}"
         operation = self.document["paths"][template][method.lower()]
         sent = self.sent.setdefault(name, set())
-        known = names_in(operation, "query")
-        for query in parse_qs(parts.query, keep_blank_values=True):
-            sent.add(query)
-            if query not in known:
-                self.refused.append(f"{name}: no {query} in its query")
+        sent |= self._read_query(name, operation, parts.query)
         sent |= {header for header in names_in(operation, "header") if header in headers}
         sent |= self._read_body(name, operation, headers.get("content-type", ""), body)
         return self._answer(name, operation)
+
+    def _read_query(self, name: str, operation: Mapping[str, Any], query: str) -> set[str]:
+        """A value may be of any type that its text can stand for."""
+        values = parse_qs(query, keep_blank_values=True)
+        parameters = operation.get("parameters", [])
+        schemas = {each["name"]: each["schema"] for each in parameters if each.get("in") == "query"}
+        for each, texts in values.items():
+            if each not in schemas:
+                self.refused.append(f"{name}: no {each} in its query")
+                continue
+            meanings = (texts[0], _value(texts[0]), texts, [*map(_value, texts)])
+            if not any(self._errors(schemas[each], meaning) == [] for meaning in meanings):
+                self.refused.append(f"{name}: {each} may not be {texts}")
+        return set(values)
+
+    def _errors(self, schema: Mapping[str, Any], value: Any) -> list[str]:
+        whole = {**schema, "components": self.document["components"]}
+        return [error.message for error in jsonschema_rs.validator_for(whole).iter_errors(value)]
 
     def _template(self, method: str, path: str) -> str | None:
         for template, operations in self.document["paths"].items():
@@ -70,6 +85,8 @@ class DocumentedServer:
         kind = content_type.partition(";")[0]
         contents = operation.get("requestBody", {}).get("content", {})
         if not body:
+            if operation.get("requestBody", {}).get("required"):
+                self.refused.append(f"{name}: it needs a body")
             return set()
         if kind == "multipart/form-data" and kind in contents:
             return {part.decode() for part in PART_NAME.findall(body)}
@@ -78,9 +95,9 @@ class DocumentedServer:
                 self.refused.append(f"{name}: no body of {kind or 'no type'}")
             return set()
         value = json.loads(body)
-        schema = {**contents[JSON]["schema"], "components": self.document["components"]}
-        errors = [error.message for error in jsonschema_rs.validator_for(schema).iter_errors(value)]
-        self.refused += [f"{name}: {error}" for error in errors]
+        self.refused += [
+            f"{name}: {error}" for error in self._errors(contents[JSON]["schema"], value)
+        ]
         return set(value) if isinstance(value, dict) else set()
 
     def _answer(self, name: str, operation: Mapping[str, Any]) -> tuple[int, str, bytes]:
@@ -96,6 +113,13 @@ class DocumentedServer:
         if kind != JSON:
             return int(status), kind, str(media["example"]).encode()
         return int(status), kind, json.dumps({**media["example"], **said}).encode()
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def names_in(operation: Mapping[str, Any], place: str) -> set[str]:
