@@ -99,7 +99,8 @@ class _TargetReader:
             chosen = self._chosen_by_string(target_modules)
         else:
             if tie is Tie.MATRICES:
-                target_modules = tuple({*target_modules, self._embedding} - {HEAD})
+                named = dict.fromkeys((*target_modules, self._embedding))
+                target_modules = tuple(name for name in named if name != HEAD)
             chosen = self._in_layers(self._chosen_by_list(target_modules), target_modules)
         if tie is Tie.MATRICES:
             chosen.add(self._embedding)
