@@ -254,7 +254,7 @@ async def test_the_api_and_its_workers_do_apart_all_that_they_did(
     balance = await operator.done("GET", "/reconcile", params=query)
     assert balance["totals"]["ledger"]["output_tokens"] == 4, balance
 
-    for path in ("/tenants/acme/adapters/support-bot", "/tenants/acme"):
+    for path in ("/tenants/acme/adapters/support-bot?force=true", "/tenants/acme"):
         gone = await operator.call("DELETE", path)
         assert gone.is_success, gone.text
         await operator.run_jobs_after()
