@@ -102,13 +102,8 @@ end
 -- more than LONGEST_WAIT_MS, since a queue may empty at any time.
 local LONGEST_WAIT_MS = 60000
 
--- Whether an engine that lives has found nothing in the queue, and nothing has come since: it takes
--- what comes as it comes.
-local function is_engine_idle()
-  if redis.call('EXISTS', key('num_queued')) == 1 then
-    return false
-  end
-  for _, engine in ipairs(redis.call('ZRANGE', key('idle'), 0, -1)) do
+local function is_any_engine_alive()
+  for _, engine in ipairs(redis.call('SMEMBERS', key('engines'))) do
     if redis.call('EXISTS', key('engine', engine)) == 1 then
       return true
     end
@@ -116,20 +111,30 @@ local function is_engine_idle()
   return false
 end
 
--- NOTE: whoever is admitted waits from then on, though a commit lies between here and the queue:
--- requests that come together would find it empty one by one. While an engine is idle nobody waits,
--- and a request counts as one, so that 0 still lets nothing pass.
-local will_wait = not is_engine_idle()
+-- An engine that has room looks into the queue in each of its steps: what waits for longer than one
+-- of them waits because none has.
+local FULL_AFTER_MS = 100
+
+-- For how long the tenant's oldest request has waited; 0 where none does.
+local function waited_ms()
+  local oldest = redis.call('ZRANGE', key('queue', ask.tenant_id), 0, 0)[1]
+  local arrived_ms = oldest and redis.call('HGET', key('request', oldest), 'arrived_ms')
+  return math.max(0, now - tonumber(arrived_ms or now))
+end
+
+-- NOTE: where engines are full, whoever is admitted waits from then on, though a commit lies between
+-- here and the queue: requests that come together would find it as short one by one. Where they may
+-- have room nobody is refused for those who come with it, and a request counts as one, so that 0
+-- still lets nothing pass.
+local waited = waited_ms()
+local will_wait = waited > FULL_AFTER_MS or not is_any_engine_alive()
 
 local function look_at_queue(limit)
-  local queue, entering = key('queue', ask.tenant_id), key('entering', tenant)
+  local entering = key('entering', tenant)
   redis.call('ZREMRANGEBYSCORE', entering, '-inf', int(now))
-  local oldest = redis.call('ZRANGE', queue, 0, 0)[1]
-  local arrived_ms = oldest and redis.call('HGET', key('request', oldest), 'arrived_ms')
-  local free_ms = math.max(0, now - tonumber(arrived_ms or now))
-  free_ms = limit.limit == 0 and -1 or math.min(free_ms, LONGEST_WAIT_MS)
+  local free_ms = limit.limit == 0 and -1 or math.min(waited, LONGEST_WAIT_MS)
   local num_entering = will_wait and redis.call('ZCARD', entering) or 0
-  return redis.call('ZCARD', queue) + num_entering, free_ms, 0
+  return redis.call('ZCARD', key('queue', ask.tenant_id)) + num_entering, free_ms, 0
 end
 
 local AMOUNTS = {
