@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,6 +26,13 @@ from app.cli.admin_client import (
 COLUMNS = ("id", "alias", "from_version_id", "to_version_id", "state", "share", "etag")
 GATES = ("metric", "verdict", "candidate", "baseline", "num_candidate", "num_baseline", "reason")
 WHOLE = ("window_s", "min_samples")
+
+CHANGES = {
+    "pause": "Stay at the step that is reached.",
+    "resume": "Go on with a rollout that is paused; its step begins anew.",
+    "promote": "End a rollout by moving the alias as a whole, whatever the gates say.",
+    "cancel": "End a rollout by moving the alias back.",
+}
 
 RolloutId = Annotated[str, typer.Argument(metavar="ROLLOUT")]
 
@@ -129,70 +136,26 @@ def preview(
     show(gates, GATES)
 
 
-@rollout.command("pause")
-def pause(
-    context: typer.Context,
-    name: AdapterName,
-    rollout_id: RolloutId,
-    tenant: TenantOption,
-    if_match: IfMatch = None,
-    as_json: Json = False,
-) -> None:
-    """Stay at the step that is reached."""
-    _change(context, (tenant, name, rollout_id, "pause"), if_match, as_json=as_json)
+def _changes(verb: str) -> Callable[..., None]:
+    """The command that does `verb` to a rollout."""
+
+    def change(
+        context: typer.Context,
+        name: AdapterName,
+        rollout_id: RolloutId,
+        tenant: TenantOption,
+        if_match: IfMatch = None,
+        as_json: Json = False,
+    ) -> None:
+        path = adapter_path(tenant, name, "rollouts", rollout_id, verb)
+        changed = client_of(context).call("POST", path, headers=meant_for(if_match))
+        answer(changed, COLUMNS, as_json=as_json)
+
+    return change
 
 
-@rollout.command("resume")
-def resume(
-    context: typer.Context,
-    name: AdapterName,
-    rollout_id: RolloutId,
-    tenant: TenantOption,
-    if_match: IfMatch = None,
-    as_json: Json = False,
-) -> None:
-    """Go on with a rollout that is paused; its step begins anew."""
-    _change(context, (tenant, name, rollout_id, "resume"), if_match, as_json=as_json)
-
-
-@rollout.command("promote")
-def promote(
-    context: typer.Context,
-    name: AdapterName,
-    rollout_id: RolloutId,
-    tenant: TenantOption,
-    if_match: IfMatch = None,
-    as_json: Json = False,
-) -> None:
-    """End a rollout by moving the alias as a whole, whatever the gates say."""
-    _change(context, (tenant, name, rollout_id, "promote"), if_match, as_json=as_json)
-
-
-@rollout.command("cancel")
-def cancel(
-    context: typer.Context,
-    name: AdapterName,
-    rollout_id: RolloutId,
-    tenant: TenantOption,
-    if_match: IfMatch = None,
-    as_json: Json = False,
-) -> None:
-    """End a rollout by moving the alias back."""
-    _change(context, (tenant, name, rollout_id, "cancel"), if_match, as_json=as_json)
-
-
-def _change(
-    context: typer.Context,
-    named: tuple[str, str, str, str],
-    if_match: str | None,
-    *,
-    as_json: bool,
-) -> None:
-    """named: the tenant, the adapter, its rollout, and what becomes of that."""
-    tenant, adapter, rollout_id, verb = named
-    path = adapter_path(tenant, adapter, "rollouts", rollout_id, verb)
-    changed = client_of(context).call("POST", path, headers=meant_for(if_match))
-    answer(changed, COLUMNS, as_json=as_json)
+for _verb, _help in CHANGES.items():
+    rollout.command(_verb, help=_help)(_changes(_verb))
 
 
 def _ladder(option: str) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -39,6 +40,11 @@ from app.cli.admin_push import (
 
 DETAILS = (*VERSION_COLUMNS, "shutdown_date", "etag")
 CHECKS = ("severity", "rule", "message")
+CHANGES = {
+    "activate": "Serve a version that is validated or deprecated.",
+    "archive": "Serve a deprecated version no more, and keep its bytes.",
+    "restore": "Take back a version that was archived, or deleted while its bytes are there.",
+}
 
 DrainSeconds = Annotated[
     int | None, typer.Option(min=0, help="Seconds for which requests that run may go on.")
@@ -99,17 +105,24 @@ def report(
     _show_report(found, as_json=as_json)
 
 
-@version.command("activate")
-def activate(
-    context: typer.Context,
-    name: AdapterName,
-    version: VersionName,
-    tenant: TenantOption,
-    if_match: IfMatch = None,
-    as_json: Json = False,
-) -> None:
-    """Serve a version that is validated or deprecated."""
-    _change(context, (tenant, name, version, "activate"), if_match, as_json=as_json)
+def _changes(verb: str) -> Callable[..., None]:
+    """The command that moves a version to another state by `verb`, which takes nothing else."""
+
+    def change(
+        context: typer.Context,
+        name: AdapterName,
+        version: VersionName,
+        tenant: TenantOption,
+        if_match: IfMatch = None,
+        as_json: Json = False,
+    ) -> None:
+        _change(context, (tenant, name, version, verb), if_match, as_json=as_json)
+
+    return change
+
+
+for _verb, _help in CHANGES.items():
+    version.command(_verb, help=_help)(_changes(_verb))
 
 
 @version.command("deprecate")
@@ -128,32 +141,6 @@ def deprecate(
     """Say that a version is not to be used any more; until a date it is served on."""
     body = {"date": date}
     _change(context, (tenant, name, version, "deprecate"), if_match, body, as_json=as_json)
-
-
-@version.command("archive")
-def archive(
-    context: typer.Context,
-    name: AdapterName,
-    version: VersionName,
-    tenant: TenantOption,
-    if_match: IfMatch = None,
-    as_json: Json = False,
-) -> None:
-    """Serve a deprecated version no more, and keep its bytes."""
-    _change(context, (tenant, name, version, "archive"), if_match, as_json=as_json)
-
-
-@version.command("restore")
-def restore(
-    context: typer.Context,
-    name: AdapterName,
-    version: VersionName,
-    tenant: TenantOption,
-    if_match: IfMatch = None,
-    as_json: Json = False,
-) -> None:
-    """Take back a version that was archived, or deleted while its bytes are there."""
-    _change(context, (tenant, name, version, "restore"), if_match, as_json=as_json)
 
 
 @version.command("delete")

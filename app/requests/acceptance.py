@@ -153,12 +153,12 @@ class Acceptance:
             return
         try:
             await self._connection.connect()
-        except Exception as error:
+        except Exception as error:  # see `_refuse_for`
             self._refuse_for(error, batch)
             return
         try:
             await self._connection.insert(rows)
-        except Exception as error:
+        except Exception as error:  # see `_refuse_for`
             if is_in_doubt(error):
                 self._unsettled += rows
             self._refuse_for(error, batch)

@@ -103,7 +103,7 @@ class UsageReporter:
         for record in islice(self._unsent, num):
             try:
                 yield self._codec.encode(record)
-            except Exception:
+            except Exception:  # whatever it is, it is this record alone
                 log.exception("usage_record_dropped", request_id=record.request_id)
 
 
