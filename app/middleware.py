@@ -34,7 +34,11 @@ log = structlog.get_logger()
 CLIENT_CLOSED_REQUEST = 499  # nginx's number; for logs and metrics only
 UNMATCHED_ROUTE = "unmatched"
 UNTRACED = frozenset({"/livez", "/readyz", "/metrics"})
-UPLOAD_ROUTE_SUFFIXES = ("/versions", "/files")  # uploads have their own, larger limits
+UPLOAD_ROUTE_SUFFIXES = (
+    "/versions",
+    "/validate",
+    "/files",
+)  # with larger limits of their own
 PART_ROUTE = re.compile(r".*/adapters/[^/]+/uploads/[^/]+/files/[^/]+/parts/[^/]+")
 
 
