@@ -34,11 +34,8 @@ log = structlog.get_logger()
 CLIENT_CLOSED_REQUEST = 499  # nginx's number; for logs and metrics only
 UNMATCHED_ROUTE = "unmatched"
 UNTRACED = frozenset({"/livez", "/readyz", "/metrics"})
-UPLOAD_ROUTE_SUFFIXES = (
-    "/versions",
-    "/validate",
-    "/files",
-)  # with larger limits of their own
+# What takes files has larger limits of its own.
+UPLOAD_ROUTE_SUFFIXES = ("/versions", "/validate", "/files")
 PART_ROUTE = re.compile(r".*/adapters/[^/]+/uploads/[^/]+/files/[^/]+/parts/[^/]+")
 
 

@@ -179,7 +179,8 @@ def test_whatever_takes_files_has_the_limits_of_files(
     tenant_app: FastAPI, admin_app: FastAPI
 ) -> None:
     """And not that of JSON bodies, which a dry run had: no adapter of 4 MiB could be tried."""
-    takers, others = set(), set()
+    takers: set[tuple[str, str]] = set()
+    others: set[tuple[str, str]] = set()
     for document in (tenant_document(tenant_app), admin_document(admin_app)):
         for path, operations in document["paths"].items():
             for method, operation in operations.items():
